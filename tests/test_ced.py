@@ -1,0 +1,202 @@
+"""Eqs. 1–5 against hand-worked numbers, double loops and a policy whose evidence is known."""
+
+import math
+
+import ced
+import pytest
+import torch
+from ced import answer_margin, audit, cot_margin, evidence_gate, evidence_margin, evidence_reward, intervene, region_tokens
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# ── regions ──
+@pytest.mark.parametrize("size, grid", [((84, 84), (6, 6)), ((640, 427), (15, 23)), ((427, 640), (20, 13)), ((1000, 9), (1, 36))])
+def test_region_tokens_equal_a_double_loop(size, grid):
+    generator = seeded(1)
+    for _ in range(200):
+        wh = torch.rand(2, generator=generator) * torch.tensor(size) * 0.6 + 1
+        xy = torch.rand(2, generator=generator) * (torch.tensor(size) - wh).clamp(min=0)
+        x, y, w, h = box = [*xy.tolist(), *wh.tolist()]
+        rows, columns = grid
+        expected = {
+            r * columns + c
+            for r in range(rows)
+            for c in range(columns)
+            if x <= (c + 0.5) * size[0] / columns < x + w and y <= (r + 0.5) * size[1] / rows < y + h
+        }
+        expected = expected or {int((y + h / 2) * rows / size[1]) * columns + int((x + w / 2) * columns / size[0])}
+        assert set(region_tokens(torch.tensor([box]), size, grid).nonzero().flatten().tolist()) == expected
+
+
+def test_a_region_of_several_boxes_is_their_union():
+    boxes = torch.tensor([[0.0, 0, 28, 28], [56.0, 56, 28, 28]])
+    both = region_tokens(boxes, (84, 84), (6, 6))
+    assert torch.equal(both, region_tokens(boxes[:1], (84, 84), (6, 6)) | region_tokens(boxes[1:], (84, 84), (6, 6)))
+    assert both.sum() == 8
+
+
+def test_union_area_counts_overlaps_once():
+    assert ced.union_area(torch.tensor([[0.0, 0, 10, 10], [5.0, 5, 10, 10], [40.0, 0, 1, 2]])) == 175 + 2
+
+
+@pytest.mark.parametrize("boxes", [[[10.0, 20, 60, 50]], [[0.0, 0, 60, 50], [200.0, 150, 80, 40], [400.0, 10, 30, 30]]])
+def test_null_boxes_are_the_evidence_moved_together(boxes):
+    boxes, size = torch.tensor(boxes), (640, 427)
+    nulls = ced.non_evidence_boxes(boxes, size, 5, 0.05, 500, seeded())
+    assert nulls.shape == (5, len(boxes), 4)
+    assert torch.equal(nulls, ced.non_evidence_boxes(boxes, size, 5, 0.05, 500, seeded()))
+    assert not torch.equal(nulls, ced.non_evidence_boxes(boxes, size, 5, 0.05, 500, seeded(1)))
+    torch.testing.assert_close(nulls[:, :, 2:], boxes[:, 2:].double().expand(5, -1, -1))
+    assert (nulls[..., :2] >= 0).all() and (nulls[..., :2] + nulls[..., 2:] <= torch.tensor(size)).all()
+    for null in nulls:
+        shift = (null - boxes)[:, :2] % torch.tensor(size)  # one shift for all boxes, wrapped around the image
+        torch.testing.assert_close(shift, shift[:1].expand_as(shift))
+        for a in null.tolist():
+            for b in boxes.tolist():
+                w = max(0.0, min(a[0] + a[2], b[0] + b[2]) - max(a[0], b[0]))
+                h = max(0.0, min(a[1] + a[3], b[1] + b[3]) - max(a[1], b[1]))
+                assert w * h / (a[2] * a[3] + b[2] * b[3] - w * h) <= 0.05
+
+
+def test_random_tokens_stand_in_for_boxes_that_cannot_be_placed():
+    boxes = torch.tensor([[0.0, 0, 80, 60]])  # two thirds of the image: no room for another one
+    masks, placed = ced.audit_regions(boxes, (84, 84), (6, 6), 3, 0.05, 50, seeded())
+    assert len(placed) == 0 and masks.shape == (4, 36)
+    assert not (masks[1:] & masks[0]).any()
+    assert (masks[1:].sum(-1) == min(36 - masks[0].sum(), masks[0].sum())).all()
+
+
+def test_evidence_that_covers_everything_is_refused():
+    with pytest.raises(ValueError, match="all 36 visual tokens"):
+        ced.audit_regions(torch.tensor([[0.0, 0, 84, 84]]), (84, 84), (6, 6), 3, 0.05, 10, seeded())
+
+
+# ── Eq. 1 ──
+@pytest.mark.parametrize("kind", ced.INTERVENTIONS)
+def test_eq1_leaves_every_other_token_bit_equal(kind):
+    tokens, masks = torch.randn(30, 8, generator=seeded()), torch.rand(4, 30, generator=seeded(1)) < 0.3
+    edited = intervene(tokens, masks, (5, 6), kind, 2, seeded())
+    assert edited.shape == (4, 30, 8)
+    for row, mask in zip(edited, masks):
+        assert torch.equal(row[~mask], tokens[~mask])
+        assert not (row[mask] == tokens[mask]).any()
+
+
+def test_eq1_mean_equals_a_double_loop():
+    rows, columns, ring = 5, 6, 2
+    tokens, mask = torch.randn(30, 8, generator=seeded()), torch.zeros(30, dtype=torch.bool)
+    mask[[7, 8, 13]] = True
+    inside = [divmod(int(i), columns) for i in mask.nonzero()]
+    near = [
+        tokens[r * columns + c]
+        for r in range(rows)
+        for c in range(columns)
+        if (r, c) not in inside and min(max(abs(r - a), abs(c - b)) for a, b in inside) <= ring
+    ]
+    edited = intervene(tokens, mask[None], (rows, columns), "mean", ring, seeded())
+    torch.testing.assert_close(edited[0, 7], torch.stack(near).mean(0))
+    assert torch.equal(edited[0, 7], edited[0, 13])
+
+
+def test_zero_and_noise_siblings():
+    tokens, mask = 3 * torch.randn(400, 8, generator=seeded()), torch.ones(1, 400, dtype=torch.bool)
+    assert intervene(tokens, mask, (20, 20), "zero", 1, seeded()).abs().max() == 0
+    noise = intervene(tokens, mask, (20, 20), "noise", 1, seeded())
+    assert abs(float(noise.mean())) < 0.15 and abs(float(noise.std() / tokens.std()) - 1) < 0.05
+    with pytest.raises(ValueError, match="mean, zero, noise; found 'blur'"):
+        intervene(tokens, mask, (20, 20), "blur", 1, seeded())
+
+
+# ── Eqs. 2 and 3 on a policy whose evidence is known ──
+def reads_one_token(token: int):
+    """A policy whose only answer is as likely as the norm of one visual token says; it sees every map."""
+
+    def score(features):
+        return -sum((m[:, token] - m[0, token]).norm(dim=-1) for m in features)[:, None, None]  # (1 + R, G = 1, T = 1)
+
+    return score
+
+
+def margin_of(token: int, masks: torch.Tensor, maps: int = 1) -> float:
+    features = [torch.randn(36, 8, generator=seeded(i)) for i in range(maps)]
+    s = audit(reads_one_token(token), features, masks, (6, 6), "mean", 2, seeded())
+    return float(evidence_margin(s.sum(-1), 0.1))
+
+
+@pytest.mark.parametrize("maps", [1, 3])
+def test_a_policy_that_reads_one_token_depends_on_the_region_that_holds_it(maps):
+    masks, _ = ced.audit_regions(torch.tensor([[28.0, 28, 28, 28]]), (84, 84), (6, 6), 3, 0.05, 500, seeded())
+    token = int(masks[0].nonzero()[0])
+    assert margin_of(token, masks, maps) > 0.99
+    assert margin_of(token, masks[[1, 0, 2, 3]], maps) < 0
+
+
+def test_a_policy_that_reads_nothing_has_margin_exactly_zero():
+    masks, _ = ced.audit_regions(torch.tensor([[28.0, 28, 28, 28]]), (84, 84), (6, 6), 3, 0.05, 500, seeded())
+    s = audit(lambda f: torch.full((len(f[0]), 2, 4), -1.7), [torch.randn(36, 8)], masks, (6, 6), "mean", 2, seeded())
+    assert s.shape == (4, 2, 4) and (evidence_margin(s, 0.1) == 0).all()
+
+
+def test_eq3_by_hand():
+    s = torch.tensor([2.0, 0.1, 0.4, 0.7])  # mean 0.4; population std √0.06
+    assert float(evidence_margin(s, 0.1)) == pytest.approx(math.tanh(1.6 / (math.sqrt(0.06) + 0.1)), abs=1e-6)
+
+
+def test_one_null_region_is_finite():
+    assert float(evidence_margin(torch.tensor([0.3, 0.1]), 0.1)) == pytest.approx(math.tanh(2.0), abs=1e-6)
+
+
+def test_epsilon_is_no_formality():
+    """K = 3 null regions of pure noise: mean |m| is 0.70 at any scale above ε, and small below it."""
+    noise = torch.randn(4, 20000, generator=seeded())
+    assert float(evidence_margin(noise, 1e-6).abs().mean()) == pytest.approx(0.70, abs=0.01)
+    assert float(evidence_margin(1e-3 * noise, 1e-6).abs().mean()) == pytest.approx(0.70, abs=0.01)
+    assert float(evidence_margin(1e-3 * noise, 0.1).abs().mean()) < 0.02
+
+
+def test_answer_margin_sums_over_the_span():
+    s = torch.randn(4, 3, 7, generator=seeded())
+    span = torch.zeros(3, 7, dtype=torch.bool)
+    span[0, 4:6] = span[1, 2:3] = True  # the third response has no answer
+    m = answer_margin(s, span, 0.1)
+    for g, (a, b) in enumerate([(4, 6), (2, 3)]):
+        torch.testing.assert_close(m[g], evidence_margin(s[:, g, a:b].sum(-1), 0.1))
+    assert m[2] == 0
+
+
+def test_cot_margin_rises_when_low_margin_tokens_are_deleted_and_answer_margin_does_not():
+    strong, weak = torch.tensor([3.0, 0.1, 0.2, 0.0]), torch.zeros(4)
+    long = torch.stack([weak, weak, weak, strong], -1)[:, None]  # (1 + K, G = 1, T = 4)
+    short = long[..., 2:]
+    full = lambda s: torch.ones(1, s.shape[-1], dtype=torch.bool)  # noqa: E731
+    last = lambda s: torch.arange(s.shape[-1])[None] == s.shape[-1] - 1  # noqa: E731
+    assert cot_margin(short, full(short), 0.1) > cot_margin(long, full(long), 0.1) + 0.2
+    assert answer_margin(short, last(short), 0.1) == answer_margin(long, last(long), 0.1)
+
+
+# ── Eqs. 4 and 5 ──
+def test_golden_case_of_figure_3():
+    m = torch.tensor([-0.152, 0.8])
+    gate, reward = evidence_gate(m, 0.2), evidence_reward(torch.tensor([0.7, 0.7]), m, 0.2, 0.1)
+    assert [round(x, 2) for x in gate.tolist()] == [0.18, 1.00]
+    assert [round(x, 2) for x in reward.tolist()] == [0.11, 0.78]
+    assert reward[1] / reward[0] == pytest.approx(7, abs=0.3)
+
+
+def test_reward_orderings():
+    m = torch.linspace(-1, 1, 2001, dtype=torch.float64)
+    right = evidence_reward(torch.ones_like(m), m, 0.2, 0.1)
+    wrong = evidence_reward(torch.zeros_like(m), m, 0.2, 0.1)
+    assert (right.diff() > 0).all() and (wrong.diff() > 0).all()
+    edge = float(m[right > wrong.max()].min())  # a right answer beats every wrong one only above this margin
+    assert edge == pytest.approx(-0.199, abs=0.001)
+    assert float(wrong.max()) == pytest.approx(0.10) and float(right.min()) == pytest.approx(-0.10, abs=1e-3)
+    released = evidence_reward(torch.full_like(m, -0.25), m, 0.2, 0.1)  # R_wrong = −0.25 is not monotone in m
+    assert float(released.max()) == pytest.approx(-0.042, abs=1e-3) and float(released.min()) > -0.25 - 0.1
+
+
+def test_additive_reward():
+    assert ced.additive_reward(torch.tensor([1.0]), torch.tensor([-0.5]), 0.1).item() == pytest.approx(0.95)
