@@ -1,0 +1,104 @@
+"""Group Relative Policy Optimization (GRPO, arXiv 2402.03300), as pure functions of tensors.
+
+    symbol     code name            shape     meaning
+    R_i        rewards              (G,)      one reward a response of the group
+    A_i        group_advantages     (G,)      (R_i − μ) / (σ + ε_adv), over the group
+    ρ_t        ratio                (G, T)    π_θ / π_old of a token
+    k3         k3                   (G, T)    estimate of KL(π_θ ‖ π_ref) at a token
+    L          grpo_loss            ()        clipped surrogate + β k3, averaged over tokens and group
+
+    G responses of a group · T response tokens
+
+Four questions people ask of every GRPO code, answered here. The loss starts at 0: advantages sum to 0 and every ratio is 1;
+its gradient does not vanish. The clip fraction is 0: with one update a batch no ratio ever leaves 1. A group of equal
+rewards gives advantage exactly 0: it teaches nothing (but β k3 still acts). σ is the population's (ddof 0).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+
+AVERAGES = ("response", "token")
+
+
+def group_advantages(rewards: Tensor, eps_adv: float) -> Tensor:
+    """A_i = (R_i − μ) / (σ + ε_adv) over the group, (G,) → (G,). Equal rewards give exactly 0. Raises below G = 2."""
+    if len(rewards) < 2:
+        raise ValueError(f"a group needs at least 2 responses to compare; found {len(rewards)}")
+    advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + eps_adv)
+    return advantages * (rewards.max() > rewards.min())  # the mean of equal floats may be off by an ulp
+
+
+def response_mask(ids: Tensor, eos_ids: Tensor) -> Tensor:
+    """True up to and including the first EOS, (G, T) → (G, T) bool. A response without an EOS was truncated: all True.
+
+    Built from positions, never from the padding id, which may equal an EOS.
+    """
+    is_eos = torch.isin(ids, eos_ids)
+    return is_eos.cumsum(-1) - is_eos.long() == 0  # no EOS strictly before this position
+
+
+def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """Schulman's k3 estimate of KL(π_θ ‖ π_ref) per token: r − log r − 1 with r = π_ref / π_θ. ≥ 0, and 0 iff equal."""
+    log_r = ref_log_probs - log_probs
+    return log_r.exp() - log_r - 1
+
+
+def clipped_surrogate(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    """−min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A) per token, and where the clip is what counts: both (G, T)."""
+    ratio = (log_probs - old_log_probs).exp()  # ρ_t: (G, T)
+    free = ratio * advantages[:, None]
+    bound = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages[:, None]
+    return -torch.minimum(free, bound), bound < free
+
+
+def masked_average(values: Tensor, mask: Tensor, average: str) -> Tensor:
+    """The mean of (G, T) over a mask: `response`, each response's mean, then the group's (GRPO as published); `token`,
+    all tokens of the group alike (DAPO). An empty mask contributes 0."""
+    if average == "response":
+        return ((values * mask).sum(-1) / mask.sum(-1).clamp(min=1)).mean()
+    return (values * mask).sum() / mask.sum().clamp(min=1)
+
+
+def grpo_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    ref_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    clip_low: float,
+    clip_high: float,
+    beta: float,
+    average: str,
+    token_weights: Tensor | None = None,
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss of one group, and its statistics `kl` and `clip_fraction`.
+
+    log-probabilities and mask are (G, T), advantages (G,). token_weights (G, T) scale the surrogate, not the KL term.
+    """
+    surrogate, clipped = clipped_surrogate(log_probs, old_log_probs, advantages, clip_low, clip_high)
+    if token_weights is not None:
+        surrogate = surrogate * token_weights
+    kl = k3(log_probs, ref_log_probs)
+    loss = masked_average(surrogate + beta * kl, mask, average)
+    stats = {"kl": kl.detach(), "clip_fraction": clipped.float()}
+    return loss, {name: float(masked_average(value, mask, average)) for name, value in stats.items()}
+
+
+def lora_targets(model: nn.Module, layers: int) -> list[str]:
+    """Names of every linear projection in the last `layers` decoder layers of the language model, and nothing else."""
+    depth = model.config.get_text_config().num_hidden_layers
+    if not 1 <= layers <= depth:
+        raise ValueError(f"LoRA on the last {layers} decoder layers: the model has {depth}")
+    last: Sequence[str] = tuple(f".language_model.layers.{i}." for i in range(depth - layers, depth))
+    return [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and any(part in name for part in last)]
+
+
+def add_lora(model: nn.Module, layers: int, rank: int, alpha: int) -> PeftModel:
+    """Injects LoRA (r = rank, scale α / r, no dropout) into the model, in place. B starts at 0: the policy is unchanged."""
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=lora_targets(model, layers))
+    return get_peft_model(model, config)
