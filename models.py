@@ -1,0 +1,280 @@
+"""Backbones by name, and `Policy`: a vision-language model that reads each prompt once.
+
+All G answers of a group, all 1 + K audits and the policy update share one prompt. So the vision tower runs once an image,
+the prompt is read once into key-value caches, and everything after that computes response tokens only:
+
+    vision = policy.encode(image)                     N visual tokens (and DeepStack maps) of one image
+    prefix = policy.read(prompt, vision)              caches of the prompt, one row a version of the image (R rows)
+    branch = prefix.fork(rows)                        the same caches, row i repeated wherever rows says i
+    responses = policy.sample(prefix, G, …)           G answers, log π of each token recorded as it is drawn
+    log_probs = policy.log_probs(prefix, ids)         (R, G, T), with gradient through the prompt if grad is on
+
+One prompt at a time: nothing is ever left-padded, and M-RoPE positions continue where the prompt ended. The code is the
+same for Qwen2.5-VL, Qwen3-VL and Qwen3.5; `python models.py` rebuilds the embedded tiny backbone (a small Qwen3-VL).
+"""
+
+import argparse
+import contextlib
+import copy
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from peft import PeftModel
+from PIL import Image
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+import grpo
+from data import InputError
+
+TINY = Path(__file__).parent / "assets" / "tiny"
+BACKBONES = {
+    "tiny": str(TINY),
+    "qwen2.5-vl-3b": "Qwen/Qwen2.5-VL-3B-Instruct",
+    "qwen2.5-vl-7b": "Qwen/Qwen2.5-VL-7B-Instruct",
+    "qwen3-vl-8b": "Qwen/Qwen3-VL-8B-Instruct",
+    "qwen3.5-9b": "Qwen/Qwen3.5-9B",
+}
+INSTRUCTION = "First think inside <think> </think>, then give only the final answer inside <answer> </answer>."
+LOGIT_CHUNK = 1024  # token positions projected to the vocabulary at a time: (1024, 152k) in float32 is 0.6 GB
+
+
+@dataclass(frozen=True)
+class Vision:
+    """What the language model sees of an image: R versions of each feature map (R, N, D), row 0 the original."""
+
+    features: list[Tensor]  # merged visual tokens, then DeepStack maps where the architecture has them
+    grid_thw: Tensor  # (1, 3): the vision tower's patch grid before merging
+    grid: tuple[int, int]  # (rows, columns) of visual tokens after merging; rows · columns = N
+
+    def edited(self, features: list[Tensor]) -> "Vision":
+        """The same image with other feature maps (R, N, D)."""
+        return replace(self, features=features)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A prompt that has been read: one row a version of its image."""
+
+    cache: object  # the transformers Cache of the prompt, R rows
+    logits: Tensor  # (R, V) float32: the distribution of the first response token
+    position: int  # the M-RoPE position of the first response token
+
+    def fork(self, rows: Tensor) -> "Prefix":
+        """The prompt with row rows[j] as row j; this prefix stays as it is, whatever happens to the fork."""
+        cache = copy.copy(self.cache)
+        cache.layers = [copy.copy(layer) for layer in cache.layers]
+        for layer in cache.layers:
+            if hasattr(layer, "recurrent_states"):
+                own_states(layer)
+        cache.reorder_cache(rows)
+        return Prefix(cache, self.logits[rows], self.position)
+
+
+def own_states(layer) -> None:
+    """Makes a copied linear-attention cache layer (Qwen3.5) independent of its original, which keeps states in dicts.
+
+    New recurrent states are assigned, not copied into the old tensor, which autograd has saved for the backward pass.
+    """
+    vars(layer).update({name: dict(value) for name, value in vars(layer).items() if isinstance(value, dict)})
+
+    def assign(states: Tensor, state_idx: int = 0, **_) -> Tensor:
+        layer.recurrent_states[state_idx] = states
+        return states
+
+    layer.update_recurrent_state = assign
+
+
+@dataclass(frozen=True)
+class Responses:
+    """A group of sampled answers."""
+
+    ids: Tensor  # (G, T) as drawn; after the first EOS, padding
+    mask: Tensor  # (G, T) bool: up to and including the first EOS
+    log_probs: Tensor  # (G, T) float32 log π of each token at the sampling temperature
+
+
+class Policy:
+    """A vision-language model with its tokenizer and image processor. Always in eval mode: there is no dropout."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer, image_processor):
+        self.model, self.tokenizer, self.image_processor = model.eval().requires_grad_(False), tokenizer, image_processor
+        self.trunk, self.head = model.model, model.lm_head  # adapters are injected in place, so these stay valid
+        self.adapter = None
+        self.device = model.device
+        self.image_token = model.config.image_token_id
+        eos = model.generation_config.eos_token_id or model.config.get_text_config().eos_token_id
+        eos = set(eos if isinstance(eos, list) else [eos]) | {tokenizer.eos_token_id}  # Qwen has two of them
+        self.eos_ids = torch.tensor(sorted(eos - {None}), device=self.device)
+        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else int(self.eos_ids[0])
+
+    @classmethod
+    def load(cls, name: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> "Policy":
+        """A backbone by its name in BACKBONES, or from any local directory in transformers format.
+
+        Raises InputError for a name that is neither. AutoProcessor is avoided: its video half needs torchvision.
+        """
+        if name not in BACKBONES and not (Path(name) / "config.json").is_file():
+            raise InputError(
+                f"--backbone: expected one of {', '.join(BACKBONES)}, or a directory with a config.json; found {name!r}"
+            )
+        source = BACKBONES.get(name, name)
+        try:
+            model = AutoModelForImageTextToText.from_pretrained(source, dtype=dtype).to(device)
+            return cls(model, AutoTokenizer.from_pretrained(source), AutoImageProcessor.from_pretrained(source))
+        except OSError as error:
+            raise InputError(f"--backbone {name}: cannot be loaded from {source}: {error}") from error
+
+    # ── text and image in ──
+    def prompt(self, question: str, n_visual: int) -> Tensor:
+        """Token ids (P,) of the chat prompt for one image and a question, the image placeholder repeated n_visual times."""
+        content = [{"type": "image"}, {"type": "text", "text": f"{question} {INSTRUCTION}"}]
+        text = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+        )
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        at = ids.index(self.image_token)
+        return torch.tensor(ids[:at] + [self.image_token] * n_visual + ids[at + 1 :], device=self.device)
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """The grid (rows, columns) of visual tokens that an image of size (width, height) gets, without computing it.
+
+        Raises InputError for an aspect ratio above 200, the processor's limit.
+        """
+        processor = self.image_processor
+        cell = processor.patch_size * processor.merge_size  # 28 px in Qwen2.5-VL, 32 px in Qwen3-VL and Qwen3.5
+        try:
+            low, high = processor.size["shortest_edge"], processor.size["longest_edge"]
+            height, width = smart_resize(size[1], size[0], factor=cell, min_pixels=low, max_pixels=high)
+        except ValueError as error:
+            raise InputError(f"an image of {size[0]}x{size[1]} pixels: {error}") from error
+        return height // cell, width // cell
+
+    def encode(self, image: Image.Image) -> Vision:
+        """The image's visual tokens after spatial merging, in raster order: one (1, N, D) map, and the DeepStack maps.
+
+        No gradient: the vision tower is frozen.
+        """
+        batch = self.image_processor(images=[image], return_tensors="pt").to(self.device)
+        grid_thw, merge = batch["image_grid_thw"], self.image_processor.merge_size
+        with torch.no_grad():
+            out = self.trunk.get_image_features(batch["pixel_values"], grid_thw)
+        maps = [out.pooler_output, *(getattr(out, "deepstack_features", None) or [])]  # each a tuple, one entry an image
+        rows, columns = (int(side) // merge for side in grid_thw[0, 1:])
+        return Vision([m[0][None] for m in maps], grid_thw, (rows, columns))
+
+    # ── the prompt, read once ──
+    def read(self, prompt: Tensor, vision: Vision) -> Prefix:
+        """One forward over the prompt (P,) with each of the R versions of its image."""
+        n, rows = int((prompt == self.image_token).sum()), len(vision.features[0])
+        if n != vision.features[0].shape[1]:
+            raise ValueError(f"the prompt holds {n} image tokens, the image has {vision.features[0].shape[1]}")
+        types = (prompt == self.image_token).int()[None]
+        position_ids, _ = self.trunk.get_rope_index(prompt[None], mm_token_type_ids=types, image_grid_thw=vision.grid_thw)
+        merged, *deepstack = (list(m) for m in vision.features)
+        out = self.trunk(
+            input_ids=prompt.expand(rows, -1),
+            position_ids=position_ids.expand(-1, rows, -1),  # explicit: `rope_deltas` of an earlier call cannot leak in
+            mm_encoder_outputs={"image": SimpleNamespace(pooler_output=merged, deepstack_features=deepstack)},
+            use_cache=True,
+        )
+        logits = self.head(out.last_hidden_state[:, -1]).float()  # (R, V)
+        return Prefix(out.cache, logits, int(position_ids.max()) + 1)
+
+    def step(self, branch: Prefix, ids: Tensor, start: int) -> Tensor:
+        """Feeds response tokens ids (rows, t), the first of them at response index `start`: hidden states (rows, t, D)."""
+        positions = torch.arange(start, start + ids.shape[1], device=ids.device) + branch.position
+        out = self.trunk(input_ids=ids, position_ids=positions.expand(3, *ids.shape), cache=branch.cache, use_cache=True)
+        return out.last_hidden_state
+
+    @torch.inference_mode()
+    def sample(
+        self, prefix: Prefix, group_size: int, max_new_tokens: int, temperature: float, generator: torch.Generator | None
+    ) -> Responses:
+        """group_size continuations of row 0, at most max_new_tokens each; temperature 0 is greedy."""
+        branch = prefix.fork(torch.zeros(group_size, dtype=torch.long, device=self.device))
+        logits, finished = branch.logits, torch.zeros(group_size, dtype=torch.bool, device=self.device)
+        ids, log_probs = [], []
+        for t in range(max_new_tokens):
+            log_p = (logits / (temperature or 1)).log_softmax(-1)  # (G, V)
+            token = torch.multinomial(log_p.exp(), 1, generator=generator)[:, 0] if temperature else log_p.argmax(-1)
+            token = token.masked_fill(finished, self.pad_id)
+            ids.append(token)
+            log_probs.append(log_p.gather(1, token[:, None])[:, 0])
+            finished = finished | torch.isin(token, self.eos_ids)
+            if finished.all() or t + 1 == max_new_tokens:
+                break
+            logits = self.head(self.step(branch, token[:, None], t)[:, 0]).float()
+        ids = torch.stack(ids, 1)  # (G, T)
+        return Responses(ids, grpo.response_mask(ids, self.eos_ids), torch.stack(log_probs, 1))
+
+    def log_probs(self, prefix: Prefix, ids: Tensor, temperature: float, max_rows: int | None = None) -> Tensor:
+        """log π of responses ids (G, T) after each of the R versions of the prompt: (R, G, T), float32.
+
+        max_rows bounds how many of the R · G rows go through the model at a time; the result does not depend on it.
+        """
+        rows, group = len(prefix.logits), len(ids)
+        pairs = torch.cartesian_prod(torch.arange(rows), torch.arange(group)).to(self.device)  # (R · G, 2)
+        parts = [self._log_probs(prefix.fork(p[:, 0]), ids[p[:, 1]], temperature) for p in pairs.split(max_rows or len(pairs))]
+        return torch.cat(parts).view(rows, group, -1)
+
+    def _log_probs(self, branch: Prefix, ids: Tensor, temperature: float) -> Tensor:
+        first = pick(branch.logits, ids[:, 0], temperature)[:, None]  # the prompt's own last position predicts token 0
+        if ids.shape[1] == 1:
+            return first
+        hidden, targets = self.step(branch, ids[:, :-1], 0).flatten(0, 1), ids[:, 1:].flatten()
+        parts = [
+            checkpoint(self._project, h, y, temperature, use_reentrant=False)  # logits are recomputed, not kept
+            for h, y in zip(hidden.split(LOGIT_CHUNK), targets.split(LOGIT_CHUNK))
+        ]
+        return torch.cat([first, torch.cat(parts).view(len(ids), -1)], dim=1)  # (rows, T)
+
+    def _project(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        return pick(self.head(hidden).float(), targets, temperature)
+
+    # ── adapters ──
+    def add_lora(self, layers: int, rank: int, alpha: int) -> list[torch.nn.Parameter]:
+        """Puts a LoRA adapter on the last decoder layers; returns its parameters, the only trainable ones."""
+        self.adapter = grpo.add_lora(self.model, layers, rank, alpha)
+        return [p for p in self.adapter.parameters() if p.requires_grad]
+
+    def load_adapter(self, folder: Path) -> None:
+        """Puts a saved PEFT adapter on the model. Raises InputError if there is none."""
+        if not (folder / "adapter_config.json").is_file():
+            raise InputError(f"{folder}: expected a PEFT adapter with an adapter_config.json")
+        self.adapter = PeftModel.from_pretrained(self.model, str(folder))
+
+    def reference(self) -> contextlib.AbstractContextManager:
+        """Within it, the policy is the reference: the same weights with the adapter switched off."""
+        return self.adapter.disable_adapter()
+
+    def decode(self, ids: Sequence[int] | Tensor) -> str:
+        """The text of token ids, special tokens included."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def pick(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """log softmax(logits / temperature) at the targets, (n, V), (n,) → (n,), without the (n, V) log-probabilities."""
+    logits = logits / temperature
+    return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+
+
+def main() -> None:
+    """`python models.py`: rebuilds assets/tiny from nothing."""
+    parser = argparse.ArgumentParser(description="Rebuild the embedded tiny backbone from nothing.")
+    parser.add_argument("--out", type=Path, default=TINY, help="where the backbone goes (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    import tiny  # imports this file
+
+    tiny.build(args.out, args.seed)
+
+
+if __name__ == "__main__":
+    main()

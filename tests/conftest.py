@@ -1,0 +1,37 @@
+"""Makes the project's modules importable and gives tests their small policies and data folders."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+SHARED = ROOT.parent / "shared" / "data"
+
+torch.set_num_threads(1)  # models this small only lose time to a second thread
+
+
+@pytest.fixture(scope="session")
+def coco_mini() -> Path:
+    """100 real COCO images with instances; absent on machines that have no copy."""
+    if not (SHARED / "coco_mini").is_dir():
+        pytest.skip("no ../shared/data/coco_mini")
+    return SHARED / "coco_mini"
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory) -> dict[str, Path]:
+    """The toy world's splits."""
+    import data
+
+    return data.draw_world(tmp_path_factory.mktemp("world"), seed=0)
+
+
+@pytest.fixture(scope="session")
+def tiny_policy():
+    """The embedded backbone as shipped, without an adapter. Tests must not train it."""
+    from models import Policy
+
+    return Policy.load("tiny")

@@ -1,0 +1,88 @@
+"""Random-weight policies of all three families, small enough for a test, and a naive forward to compare them with."""
+
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+import tiny
+from models import Policy
+
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
+
+
+def config_of(family: str, tokenizer):
+    """A configuration of the family with 4 decoder layers of width 48; Qwen3.5: three linear-attention layers, one full."""
+    text = dict(
+        vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=2048, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
+    vision = dict(depth=2, hidden_size=32, intermediate_size=64, num_heads=2, patch_size=8, spatial_merge_size=2, out_hidden_size=48)
+    ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>") for name, token in tiny.IMAGE_TOKENS.items()}
+    if family == "qwen2_5_vl":
+        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
+        vision |= {"window_size": 32, "fullatt_block_indexes": [1]}
+        return Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids)
+    if family == "qwen3_vl":
+        text["head_dim"] = 12
+        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2], "mrope_interleaved": True}
+        vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
+        return Qwen3VLConfig(text_config=text, vision_config=vision, **ids)
+    text |= {
+        "head_dim": 16, "full_attention_interval": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
+                            "mrope_section": [2, 2, 2], "mrope_interleaved": True},
+    }  # fmt: skip
+    vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": []}
+    return Qwen3_5Config(text_config=text, vision_config=vision, **ids)
+
+
+def random_policy(family: str, seed: int = 0) -> Policy:
+    """A policy of the family with random weights, three times the usual scale, so that images matter."""
+    torch.manual_seed(seed)
+    tokenizer = tiny.make_tokenizer()
+    config = config_of(family, tokenizer)
+    classes = (Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration, Qwen3_5ForConditionalGeneration)
+    model = dict(zip(FAMILIES, classes))[family](config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.1 if "embed_tokens" in name or "lm_head" in name else 0.06)
+    model.generation_config = GenerationConfig(eos_token_id=[tokenizer.eos_token_id, tokenizer.pad_token_id])
+    processor = Qwen2VLImageProcessorPil(patch_size=8, merge_size=2, size={"shortest_edge": 32 * 32, "longest_edge": 96 * 96})
+    return Policy(model, tokenizer, processor)
+
+
+def random_image(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Coloured noise."""
+    pixels = torch.randint(0, 256, (height, width, 3), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    return Image.fromarray(pixels.numpy())
+
+
+def naive_logits(policy: Policy, prompt: Tensor, image: Image.Image, ids: Tensor) -> Tensor:
+    """Logits (T, V) that predict one response's tokens, by a full forward of transformers' own model from the pixels."""
+    batch = policy.image_processor(images=[image], return_tensors="pt")
+    full = torch.cat([prompt, ids])[None]
+    policy.trunk.rope_deltas = None
+    return policy.model(
+        input_ids=full,
+        pixel_values=batch["pixel_values"],
+        image_grid_thw=batch["image_grid_thw"],
+        mm_token_type_ids=(full == policy.image_token).int(),
+    ).logits[0, len(prompt) - 1 : -1]
+
+
+def naive_log_probs(policy: Policy, prompt: Tensor, image: Image.Image, ids: Tensor, temperature: float) -> Tensor:
+    """log π (T,) of one response: no cache, no sharing."""
+    logits = naive_logits(policy, prompt, image, ids).float()
+    return (logits / temperature).log_softmax(-1).gather(1, ids[:, None])[:, 0]
