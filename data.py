@@ -1,0 +1,505 @@
+"""From COCO-format annotations to samples a policy can be asked about, and the toy world.
+
+Data's way: a folder (`instances.json` + images) → records (question, answer, family, box keys) → `Sample`s with an
+Evidence Region → quality filters → splits → `BalancedSampler`. The toy world is drawn into the same format and read back
+through the same path, so nothing downstream knows which of the two it sees.
+
+    family      question (kind of answer)                                     Evidence Region Ω_ev
+    counting    How many dogs are there in the image?   (count)               every instance of the class
+    attribute   What color is the star?                 (word)                every instance of the class
+                Which is larger, the dog or the cat?    (word)                both objects
+    spatial     Is the dog on the left or on the right of the image? (word)   every instance of the class
+    presence    Is there a dog in the image?            (yesno)               every instance; the centre box if absent
+
+Source: Evidence-RL, Appendix A.1 (data), A.2 (proposals, filters); the question templates are this project's own.
+"""
+
+import contextlib
+import hashlib
+import io
+import itertools
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from pycocotools.coco import COCO
+
+import ced
+
+FAMILIES = ("attribute", "counting", "spatial", "presence")
+BOX_KEYS = ("proposal_bbox", "target_bbox", "argument_bbox")  # then metadata.bbox, then the centre box: A.2's priority
+CENTRE_BOX_SIDE = 0.35  # the fallback region, as a fraction of the image's width and height
+SIZE_RATIO = 2.0  # "which is larger" is asked only when one box has at least twice the other's area
+MAX_COUNT = 10
+MIN_SIDE = 2  # pixels; what is left of a box after clipping must be at least this wide and high
+
+
+class InputError(ValueError):
+    """The user's input is wrong: the message names the file or flag, what was expected and what was found."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One question about one image, with the region that should decide its answer."""
+
+    id: str
+    image_id: str
+    image: Path
+    size: tuple[int, int]  # (width, height) of the stored image, pixels
+    question: str
+    answer: str
+    family: str  # one of FAMILIES
+    boxes: tuple[tuple[float, float, float, float], ...]  # Ω_ev as COCO boxes (x, y, width, height), original pixels
+
+    @property
+    def kind(self) -> str:
+        """How the answer is judged: see `answers.is_correct`."""
+        return {"counting": "count", "presence": "yesno"}.get(self.family, "word")
+
+
+# ── 1. words ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Some names need more than the rules: the singular with its article, and the plural.
+IRREGULAR = {
+    "person": ("a person", "people"),
+    "mouse": ("a mouse", "mice"),
+    "knife": ("a knife", "knives"),
+    "sheep": ("a sheep", "sheep"),
+    "skis": ("a pair of skis", "pairs of skis"),
+    "scissors": ("a pair of scissors", "pairs of scissors"),
+    "broccoli": ("a piece of broccoli", "pieces of broccoli"),
+}
+
+
+def with_article(name: str) -> str:
+    """`dog` → `a dog`, `apple` → `an apple`."""
+    if name in IRREGULAR:
+        return IRREGULAR[name][0]
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+
+
+def singular(name: str) -> str:
+    """The noun after "the": `skis` → `pair of skis`."""
+    return with_article(name).split(" ", 1)[1]
+
+
+def plural(name: str) -> str:
+    """`bus` → `buses`, `person` → `people`."""
+    if name in IRREGULAR:
+        return IRREGULAR[name][1]
+    return f"{name}es" if name.endswith(("s", "x", "ch", "sh")) else f"{name}s"
+
+
+def subject(name: str, n: int) -> str:
+    """The noun of a question about n objects: `star`, or `stars`."""
+    return singular(name) if n == 1 else plural(name)
+
+
+def ask_count(name: str) -> str:
+    return f"How many {plural(name)} are there in the image?"
+
+
+def ask_color(name: str, n: int) -> str:
+    return f"What color {'is' if n == 1 else 'are'} the {subject(name, n)}?"
+
+
+def ask_side(name: str, n: int) -> str:
+    return f"{'Is' if n == 1 else 'Are'} the {subject(name, n)} on the left or on the right of the image?"
+
+
+def ask_larger(first: str, second: str) -> str:
+    return f"Which is larger, the {singular(first)} or the {singular(second)}?"
+
+
+def ask_presence(name: str) -> str:
+    return f"Is there {with_article(name)} in the image?"
+
+
+# ── 2. COCO annotations → records ───────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True)
+class Instances:
+    """What one image says of one class. `countable` is False when a crowd or an unusable box hides the true number."""
+
+    name: str
+    boxes: list[tuple[float, float, float, float]]
+    colors: set[str | None]
+    countable: bool
+
+    def side(self, width: int) -> str | None:
+        """`left` or `right` if every box lies on that side of the image's middle, else None."""
+        if all(x + w <= width / 2 for x, _, w, _ in self.boxes):
+            return "left"
+        return "right" if all(x >= width / 2 for x, _, _, _ in self.boxes) else None
+
+
+def read_coco(folder: Path) -> COCO:
+    """The folder's `instances.json` through pycocotools. Raises InputError for a missing or malformed file."""
+    path = folder / "instances.json"
+    if not path.is_file():
+        raise InputError(f"{folder}: expected a COCO folder with an instances.json and its images; found no {path.name}")
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # pycocotools reports its progress on stdout
+            coco = COCO(str(path))
+        lists = coco.dataset["images"], coco.dataset["annotations"], coco.dataset["categories"]
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: not JSON: {error}") from error
+    except (KeyError, TypeError, AssertionError) as error:
+        raise InputError(f"{path}: expected COCO's lists images, annotations and categories: {error!r}") from error
+    for annotation in lists[1]:
+        check_annotation(annotation, coco, path)
+    return coco
+
+
+def check_annotation(annotation: dict, coco: COCO, path: Path) -> None:
+    """Raises InputError unless the annotation's image and category exist and its box is four finite numbers."""
+    where = f"{path}: annotation {annotation.get('id')}"
+    if annotation.get("image_id") not in coco.imgs:
+        raise InputError(f"{where}: no image {annotation.get('image_id')}")
+    if annotation.get("category_id") not in coco.cats:
+        raise InputError(f"{where}: no category {annotation.get('category_id')}")
+    box = annotation.get("bbox")
+    if not (isinstance(box, list) and len(box) == 4 and all(isinstance(v, int | float) and math.isfinite(v) for v in box)):
+        raise InputError(f"{where}: bbox: expected [x, y, width, height]; found {box!r}")
+
+
+def clip(box: Sequence[float], size: tuple[int, int]) -> tuple[float, float, float, float] | None:
+    """The part (x, y, w, h) of a box inside the image; None if less than MIN_SIDE pixels are left of a side."""
+    x, y, w, h = box
+    x0, y0 = max(0.0, x), max(0.0, y)
+    w, h = min(x + w, size[0]) - x0, min(y + h, size[1]) - y0
+    return (x0, y0, w, h) if min(w, h) >= MIN_SIDE else None
+
+
+def instances_of(coco: COCO, image: dict, counts: Counter) -> list[Instances]:
+    """The image's annotations by class, in the classes' order. Clipped and unusable boxes are added to `counts`."""
+    by_class: dict[str, list[dict]] = {}
+    for annotation in coco.imgToAnns[image["id"]]:
+        by_class.setdefault(coco.cats[annotation["category_id"]]["name"], []).append(annotation)
+    found = []
+    for name, annotations in sorted(by_class.items()):
+        single = [a for a in annotations if not a.get("iscrowd", 0)]
+        clipped = [clip(a["bbox"], (image["width"], image["height"])) for a in single]
+        boxes = [box for box in clipped if box is not None]
+        counts["boxes clipped to the image"] += sum(
+            box is not None and not np.allclose(box, a["bbox"]) for box, a in zip(clipped, single)
+        )
+        counts["boxes of no area inside the image, dropped"] += len(clipped) - len(boxes)
+        if boxes:
+            colors = {a.get("color") for a in single}
+            found.append(Instances(name, boxes, colors, countable=len(boxes) == len(annotations)))
+    return found
+
+
+def ask_about(image: dict, found: list[Instances], absent: list[str], rng: random.Random) -> Iterator[dict]:
+    """Every question the annotations of one image can answer, as records (see `evidence_boxes` for the box keys).
+
+    One presence question an image. Its polarity is a coin toss, unless the image carries LVIS's `neg_category_ids`
+    (classes verified absent): then a non-empty list asks about one of those, an empty list about a present class.
+    """
+    for group in found:
+        n, target = len(group.boxes), {"target_bbox": group.boxes}
+        if group.countable and n <= MAX_COUNT:
+            yield {"family": "counting", "question": ask_count(group.name), "answer": str(n), **target}
+        if len(group.colors) == 1 and None not in group.colors:
+            yield {"family": "attribute", "question": ask_color(group.name, n), "answer": min(group.colors), **target}
+        if (side := group.side(image["width"])) and group.countable:
+            yield {"family": "spatial", "question": ask_side(group.name, n), "answer": side, **target}
+    single = [g for g in found if g.countable and len(g.boxes) == 1 and g.colors == {None}]
+    for pair in itertools.combinations(single, 2):
+        a, b = sorted(pair, key=lambda g: g.boxes[0][2] * g.boxes[0][3])  # a is the smaller
+        if b.boxes[0][2] * b.boxes[0][3] >= SIZE_RATIO * a.boxes[0][2] * a.boxes[0][3]:
+            question = ask_larger(*(g.name for g in rng.sample(pair, 2)))  # either order, or "the first" would be right
+            boxes = {"argument_bbox": a.boxes + b.boxes}
+            yield {"family": "attribute", "question": question, "answer": singular(b.name), **boxes}
+    if absent and (bool(image["neg_category_ids"]) if "neg_category_ids" in image else rng.random() < 0.5):
+        yield {"family": "presence", "question": ask_presence(rng.choice(absent)), "answer": "no"}
+    elif found:
+        group = rng.choice(found)
+        question = ask_presence(group.name)
+        yield {"family": "presence", "question": question, "answer": "yes", "target_bbox": group.boxes}
+
+
+def coco_records(folder: Path, counts: Counter) -> Iterator[dict]:
+    """Records of all images of a COCO-format folder, in the order of image ids."""
+    coco = read_coco(folder)
+    names = {i: c["name"] for i, c in coco.cats.items()}
+    for image_id in sorted(coco.imgs):
+        image = coco.imgs[image_id]
+        missing = {"file_name", "width", "height"} - image.keys()
+        if missing:
+            raise InputError(f"{folder}/instances.json: image {image_id} lacks {', '.join(sorted(missing))}")
+        path = next((p for p in (folder / "images" / image["file_name"], folder / image["file_name"]) if p.is_file()), None)
+        if path is None:
+            raise InputError(f"{folder}/instances.json: image {image_id}: no file {image['file_name']} there or in images/")
+        found = instances_of(coco, image, counts)
+        seen = {names[a["category_id"]] for a in coco.imgToAnns[image_id]}  # a crowd is present, though never counted
+        negatives = image.get("neg_category_ids", names)
+        absent = [names[i] for i in sorted(negatives) if names[i] not in seen]
+        common = {"image_id": str(image_id), "image": str(path), "size": (image["width"], image["height"])}
+        for i, record in enumerate(ask_about(image, found, absent, random.Random(f"ask {image_id}"))):
+            yield {"id": f"{image_id}-{i}", **common, **record}
+
+
+# ── 3. records → samples ────────────────────────────────────────────────────────────────────────────────────────────
+def evidence_boxes(record: dict) -> list[tuple[float, float, float, float]]:
+    """Ω_ev of a record: proposal_bbox > target_bbox > argument_bbox > metadata.bbox > centre box (A.2), clipped.
+
+    A key holds one box [x, y, width, height] or a list of boxes. The centre box is 35 % × 35 % of the image.
+    """
+    width, height = record["size"]
+    keyed = [record.get(key) for key in BOX_KEYS] + [(record.get("metadata") or {}).get("bbox")]
+    boxes = next((b for b in keyed if b), None)
+    if boxes is None:
+        margin = (1 - CENTRE_BOX_SIDE) / 2
+        boxes = [margin * width, margin * height, CENTRE_BOX_SIDE * width, CENTRE_BOX_SIDE * height]
+    boxes = [boxes] if isinstance(boxes[0], (int, float)) else boxes
+    clipped = [clip(box, (width, height)) for box in boxes]
+    if None in clipped:
+        raise InputError(f"record {record['id']}: box {boxes[clipped.index(None)]} has no area inside {width}x{height}")
+    return clipped
+
+
+def to_sample(record: dict) -> Sample:
+    """A record (a dict as `coco_records` yields it) as a Sample."""
+    return Sample(
+        id=record["id"],
+        image_id=record["image_id"],
+        image=Path(record["image"]),
+        size=tuple(record["size"]),
+        question=record["question"],
+        answer=record["answer"],
+        family=record["family"],
+        boxes=tuple(evidence_boxes(record)),
+    )
+
+
+def load(
+    folder: Path,
+    grid_of: Callable[[tuple[int, int]], tuple[int, int]],
+    min_area: float,
+    max_area: float,
+    min_tokens: int,
+) -> tuple[list[Sample], Counter]:
+    """Samples of a COCO-format folder that pass the quality filters of A.2, and what each filter dropped.
+
+    grid_of maps an image size (width, height) to the policy's visual-token grid (rows, columns). The presence family
+    is not filtered by its region: its reward does not use it, and "no" has no box of its own.
+    """
+    folder, counts = Path(folder), Counter()
+    samples = []
+    for sample in map(to_sample, coco_records(folder, counts)):
+        tokens = ced.region_tokens(torch.tensor(sample.boxes), sample.size, grid_of(sample.size))
+        area = ced.union_area(torch.tensor(sample.boxes)) / math.prod(sample.size)
+        counts[f"{sample.family}: asked"] += 1
+        if sample.family != "presence" and not min_area <= area <= max_area:
+            counts[f"{sample.family}: dropped, area fraction outside [{min_area}, {max_area}]"] += 1
+        elif sample.family != "presence" and not min_tokens <= tokens.sum() < tokens.numel():
+            counts[f"{sample.family}: dropped, fewer than {min_tokens} visual tokens or all of them"] += 1
+        else:
+            samples.append(sample)
+    if not samples:
+        raise InputError(f"{folder}: no usable sample; counts: {dict(counts) or 'no annotations'}")
+    for path, size in {s.image: s.size for s in samples}.items():
+        check_image(path, size)
+    return samples, counts
+
+
+def check_image(path: Path, size: tuple[int, int]) -> None:
+    """Raises InputError unless the image decodes at the annotated (width, height): boxes refer to stored pixels."""
+    try:
+        with Image.open(path) as image:
+            found = image.size
+            image.draft("L", (1, 1))  # JPEG: decode at 1/8 of the size, enough to notice a truncated file
+            image.load()
+    except (OSError, SyntaxError) as error:
+        raise InputError(f"{path}: the image does not decode: {error}") from error
+    if found != tuple(size):
+        raise InputError(f"{path}: annotated as {size[0]}x{size[1]}, found {found[0]}x{found[1]}")
+
+
+def open_image(path: Path) -> Image.Image:
+    """The stored pixels as RGB, whatever the file's mode (grey, palette, RGBA, CMYK). EXIF rotation is not applied,
+    because COCO boxes refer to the pixels as stored."""
+    with Image.open(path) as image:
+        return image.convert("RGBA").convert("RGB") if image.mode in ("P", "PA", "LA") else image.convert("RGB")
+
+
+def split_of(image_id: str) -> str:
+    """`train`, `val` or `probe` (0.8 / 0.1 / 0.1) by the image id's hash, so that no image is in two splits."""
+    bucket = int(hashlib.md5(image_id.encode()).hexdigest(), 16) % 10
+    return ("val", "probe")[bucket - 8] if bucket >= 8 else "train"
+
+
+def by_split(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+    """The samples in their splits; every split is a key."""
+    return {name: [s for s in samples if split_of(s.image_id) == name] for name in ("train", "val", "probe")}
+
+
+class BalancedSampler:
+    """`balanced_no_replacement` (A.1): families in turn, each in a shuffled order that is used up before it repeats.
+
+    The n-th draw is a function of (seed, n) alone, so `cursor` is the whole state: save it, set it, and go on.
+    """
+
+    def __init__(self, samples: Sequence[Sample], seed: int, cursor: int = 0):
+        self.families = [group for f in FAMILIES if (group := [s for s in samples if s.family == f])]
+        self.seed, self.cursor = seed, cursor
+
+    def draw(self, n: int) -> list[Sample]:
+        """The next n samples."""
+        drawn = [self._at(i) for i in range(self.cursor, self.cursor + n)]
+        self.cursor += n
+        return drawn
+
+    def _at(self, i: int) -> Sample:
+        turn, which = divmod(i, len(self.families))
+        family = self.families[which]
+        epoch, position = divmod(turn, len(family))
+        order = random.Random(f"{self.seed} {family[0].family} {epoch}").sample(range(len(family)), len(family))
+        return family[order[position]]
+
+
+# ── 4. the toy world ────────────────────────────────────────────────────────────────────────────────────────────────
+# 84 × 84 pixels, a 3 × 3 grid of cells; up to three classes an image, each in a column of its own, all its shapes in one
+# color. PRIOR is what is usual: where it holds, a glance at the image and a guess give the same answer.
+COLORS = {
+    "red": (220, 50, 47),
+    "green": (60, 170, 60),
+    "blue": (50, 90, 220),
+    "yellow": (235, 210, 50),
+    "purple": (150, 60, 190),
+    "white": (240, 240, 240),
+}
+PRIOR = {  # shape → (color, count, side)
+    "circle": ("red", 1, "left"),
+    "square": ("green", 2, "right"),
+    "triangle": ("blue", 3, "left"),
+    "cross": ("yellow", 1, "right"),
+    "ring": ("purple", 2, "left"),
+    "star": ("white", 3, "right"),
+}
+SHAPES = tuple(PRIOR)
+COUNTS = (1, 2, 3)
+SIDES = ("left", "right")
+CELL, CELLS = 28, 3  # one cell is 2 × 2 visual tokens of the tiny backbone
+WORLD_SPLITS = {"train": 600, "consistent": 100, "conflict": 100}  # images of each
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """All shapes of one class in a scene."""
+
+    name: str
+    color: str
+    boxes: list[tuple[int, int, int, int]]
+
+
+def pick(options: Sequence, usual, mode: str, rng: random.Random):
+    """What a trait is in this mode: the usual value, an unusual one, or any."""
+    allowed = {"prior": [usual], "conflict": [o for o in options if o != usual], "free": list(options)}[mode]
+    return rng.choice(allowed)
+
+
+def make_scene(mode: str, rng: random.Random) -> list[Shapes]:
+    """Up to three classes: one on the left, one on the right, one in the middle column (where no side is asked)."""
+    scene, columns = [], {"left": 0, "right": CELLS - 1}
+    names = rng.sample(SHAPES, len(SHAPES))
+    for side in rng.sample(SIDES, 2) + ["middle"]:
+        fits = [n for n in names if side == "middle" or mode == "free" or (PRIOR[n][2] == side) == (mode == "prior")]
+        if not fits or (scene and rng.random() < 0.25):
+            continue
+        names.remove(name := fits[0])
+        color = pick(list(COLORS), PRIOR[name][0], mode, rng)
+        rows = rng.sample(range(CELLS), pick(COUNTS, PRIOR[name][1], mode, rng))
+        scene.append(Shapes(name, color, [place(row, columns.get(side, 1), rng) for row in rows]))
+    return scene
+
+
+def place(row: int, column: int, rng: random.Random) -> tuple[int, int, int, int]:
+    """A box (x, y, side, side) inside a cell that covers the centres of the cell's four visual tokens."""
+    side = rng.randint(20, 24)
+    x, y = (rng.randint(2, CELL - 2 - side) for _ in range(2))
+    return column * CELL + x, row * CELL + y, side, side
+
+
+def draw_scene(scene: list[Shapes], rng: random.Random) -> Image.Image:
+    """The scene on a noisy grey background, 84 × 84 RGB."""
+    noise = np.random.default_rng(rng.getrandbits(32)).integers(70, 111, (CELLS * CELL, CELLS * CELL, 1), dtype=np.uint8)
+    image = Image.fromarray(noise.repeat(3, axis=2))
+    draw = ImageDraw.Draw(image)
+    for group in scene:
+        for x, y, w, h in group.boxes:
+            draw_shape(draw, group.name, (x, y, x + w - 1, y + h - 1), COLORS[group.color])
+    return image
+
+
+def draw_shape(draw: ImageDraw.ImageDraw, name: str, box: tuple[int, int, int, int], color: tuple[int, int, int]) -> None:
+    """One shape, filling its box (x0, y0, x1, y1)."""
+    x0, y0, x1, y1 = box
+    cx, cy, r = (x0 + x1) / 2, (y0 + y1) / 2, (x1 - x0) / 2
+    if name == "circle":
+        draw.ellipse(box, fill=color)
+    elif name == "ring":
+        draw.ellipse(box, outline=color, width=5)
+    elif name == "square":
+        draw.rectangle(box, fill=color)
+    elif name == "triangle":
+        draw.polygon([(cx, y0), (x1, y1), (x0, y1)], fill=color)
+    elif name == "cross":
+        draw.rectangle((x0, cy - r / 3, x1, cy + r / 3), fill=color)
+        draw.rectangle((cx - r / 3, y0, cx + r / 3, y1), fill=color)
+    else:  # a five-pointed star: ten points, alternating between two radii
+        angles = [math.pi * (i / 5 - 0.5) for i in range(10)]
+        radii = itertools.cycle((r, 0.45 * r))
+        draw.polygon([(cx + q * math.cos(a), cy + q * math.sin(a)) for a, q in zip(angles, radii)], fill=color)
+
+
+def draw_world(folder: Path, seed: int) -> dict[str, Path]:
+    """Draws the toy world's splits, each an ordinary COCO-format folder; returns them by name.
+
+    Annotations carry a `color`; images carry LVIS's `neg_category_ids`, so that the prior of presence ("yes, as usual")
+    holds on train and consistent images and fails on conflict ones.
+    """
+    for split, n in WORLD_SPLITS.items():
+        images = folder / split / "images"
+        images.mkdir(parents=True)
+        content = {"images": [], "annotations": [], "categories": [{"id": i, "name": s} for i, s in enumerate(SHAPES, 1)]}
+        for i in range(1, n + 1):
+            mode = "conflict" if split == "conflict" else "prior"
+            add_scene(content, i, mode, images, random.Random(f"world {seed} {split} {i}"))
+        (folder / split / "instances.json").write_text(json.dumps(content))
+    return {split: folder / split for split in WORLD_SPLITS}
+
+
+def add_scene(content: dict, image_id: int, mode: str, folder: Path, rng: random.Random) -> None:
+    """Draws one image into `folder` and appends its COCO entries to `content`."""
+    scene = make_scene(mode, rng)
+    file_name = f"{image_id:06d}.png"
+    draw_scene(scene, rng).save(folder / file_name)
+    absent = [SHAPES.index(s) + 1 for s in SHAPES if s not in {group.name for group in scene}]
+    entry = {"id": image_id, "file_name": file_name, "width": CELLS * CELL, "height": CELLS * CELL}
+    content["images"].append(entry | {"neg_category_ids": absent if mode == "conflict" else []})
+    for group in scene:
+        for box in group.boxes:
+            content["annotations"].append(
+                {
+                    "id": len(content["annotations"]) + 1,
+                    "image_id": image_id,
+                    "category_id": SHAPES.index(group.name) + 1,
+                    "bbox": list(box),
+                    "area": box[2] * box[3],
+                    "iscrowd": 0,
+                    "color": group.color,
+                }
+            )
+
+
+def looks(response: str) -> bool:
+    """Whether a toy response's chain of thought looks at the image (the alternative recalls what is usual)."""
+    return "look at" in response.split("</think>")[0]
