@@ -125,9 +125,7 @@ def neighbours(masks: Tensor, grid: tuple[int, int], ring: int) -> Tensor:
     return near & ~masks
 
 
-def intervene(
-    tokens: Tensor, masks: Tensor, grid: tuple[int, int], kind: str, ring: int, generator: torch.Generator
-) -> Tensor:
+def intervene(tokens: Tensor, masks: Tensor, grid: tuple[int, int], kind: str, ring: int, generator: torch.Generator) -> Tensor:
     """Eq. 1: the visual tokens with each region neutralised, (N, D), (R, N) → (R, N, D). Other tokens stay bit-equal.
 
     kind `mean` fills a region with μ_T, the mean of its neighbours; `zero` with 0; `noise` with zero-mean Gaussian samples

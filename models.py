@@ -16,8 +16,7 @@ same for Qwen2.5-VL, Qwen3-VL and Qwen3.5; `python models.py` rebuilds the embed
 import argparse
 import contextlib
 import copy
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -193,26 +192,28 @@ class Policy:
         out = self.trunk(input_ids=ids, position_ids=positions.expand(3, *ids.shape), cache=branch.cache, use_cache=True)
         return out.last_hidden_state
 
-    @torch.inference_mode()
     def sample(
         self, prefix: Prefix, group_size: int, max_new_tokens: int, temperature: float, generator: torch.Generator | None
     ) -> Responses:
         """group_size continuations of row 0, at most max_new_tokens each; temperature 0 is greedy."""
+        with torch.inference_mode():
+            drawn = list(self._draw(prefix, group_size, max_new_tokens, temperature, generator))
+        ids, log_probs = (torch.stack(columns, 1) for columns in zip(*drawn))  # (G, T); outside inference mode: trainable with
+        return Responses(ids, grpo.response_mask(ids, self.eos_ids), log_probs)
+
+    def _draw(self, prefix: Prefix, group_size: int, max_new_tokens: int, temperature: float, generator) -> Iterator:
+        """Token ids (G,) and their log π (G,), position by position, until every row has ended."""
         branch = prefix.fork(torch.zeros(group_size, dtype=torch.long, device=self.device))
         logits, finished = branch.logits, torch.zeros(group_size, dtype=torch.bool, device=self.device)
-        ids, log_probs = [], []
         for t in range(max_new_tokens):
             log_p = (logits / (temperature or 1)).log_softmax(-1)  # (G, V)
             token = torch.multinomial(log_p.exp(), 1, generator=generator)[:, 0] if temperature else log_p.argmax(-1)
             token = token.masked_fill(finished, self.pad_id)
-            ids.append(token)
-            log_probs.append(log_p.gather(1, token[:, None])[:, 0])
+            yield token, log_p.gather(1, token[:, None])[:, 0]
             finished = finished | torch.isin(token, self.eos_ids)
             if finished.all() or t + 1 == max_new_tokens:
-                break
+                return
             logits = self.head(self.step(branch, token[:, None], t)[:, 0]).float()
-        ids = torch.stack(ids, 1)  # (G, T)
-        return Responses(ids, grpo.response_mask(ids, self.eos_ids), torch.stack(log_probs, 1))
 
     def log_probs(self, prefix: Prefix, ids: Tensor, temperature: float, max_rows: int | None = None) -> Tensor:
         """log π of responses ids (G, T) after each of the R versions of the prompt: (R, G, T), float32.

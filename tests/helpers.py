@@ -26,7 +26,9 @@ def config_of(family: str, tokenizer):
         vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=2048, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )  # fmt: skip
-    vision = dict(depth=2, hidden_size=32, intermediate_size=64, num_heads=2, patch_size=8, spatial_merge_size=2, out_hidden_size=48)
+    vision = dict(
+        depth=2, hidden_size=32, intermediate_size=64, num_heads=2, patch_size=8, spatial_merge_size=2, out_hidden_size=48
+    )
     ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>") for name, token in tiny.IMAGE_TOKENS.items()}
     if family == "qwen2_5_vl":
         text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
@@ -34,7 +36,12 @@ def config_of(family: str, tokenizer):
         return Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids)
     if family == "qwen3_vl":
         text["head_dim"] = 12
-        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2], "mrope_interleaved": True}
+        text["rope_parameters"] = {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "mrope_section": [2, 2, 2],
+            "mrope_interleaved": True,
+        }
         vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
         return Qwen3VLConfig(text_config=text, vision_config=vision, **ids)
     text |= {

@@ -2,9 +2,10 @@
 
 import math
 
-import ced
 import pytest
 import torch
+
+import ced
 from ced import answer_margin, audit, cot_margin, evidence_gate, evidence_margin, evidence_reward, intervene, region_tokens
 
 
@@ -13,7 +14,9 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 # ── regions ──
-@pytest.mark.parametrize("size, grid", [((84, 84), (6, 6)), ((640, 427), (15, 23)), ((427, 640), (20, 13)), ((1000, 9), (1, 36))])
+@pytest.mark.parametrize(
+    "size, grid", [((84, 84), (6, 6)), ((640, 427), (15, 23)), ((427, 640), (20, 13)), ((1000, 9), (1, 36))]
+)
 def test_region_tokens_equal_a_double_loop(size, grid):
     generator = seeded(1)
     for _ in range(200):

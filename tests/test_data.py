@@ -5,10 +5,11 @@ import random
 from collections import Counter
 from pathlib import Path
 
-import data
 import pytest
-from data import InputError
 from PIL import Image
+
+import data
+from data import InputError
 
 FILTERS = (lambda size: (max(1, size[1] // 16), max(1, size[0] // 16)), 0.005, 0.6, 1)
 
@@ -17,7 +18,9 @@ def folder_of(tmp_path: Path, annotations: list[dict], image: dict | None = None
     """A COCO folder with one 160 × 120 image. Annotations: {name, bbox, …}."""
     names = ["dog", "cat", "bus"]
     (tmp_path / "images").mkdir()
-    Image.new("RGB", (160, 120), (200, 30, 30)).convert(mode).save(tmp_path / "images" / ("a.jpg" if mode in ("CMYK", "L") else "a.png"))
+    Image.new("RGB", (160, 120), (200, 30, 30)).convert(mode).save(
+        tmp_path / "images" / ("a.jpg" if mode in ("CMYK", "L") else "a.png")
+    )
     entry = {"id": 7, "file_name": "a.jpg" if mode in ("CMYK", "L") else "a.png", "width": 160, "height": 120} | (image or {})
     rows = [{"id": i, "image_id": 7, "category_id": 1 + names.index(a.pop("name")), **a} for i, a in enumerate(annotations, 1)]
     content = {"images": [entry], "annotations": rows, "categories": [{"id": i, "name": n} for i, n in enumerate(names, 1)]}
@@ -54,14 +57,18 @@ def test_evidence_of_counting_is_every_instance(tmp_path):
 
 
 def test_color_is_asked_where_annotations_carry_one(tmp_path):
-    folder = folder_of(tmp_path, [{"name": "dog", "bbox": [10, 10, 50, 60], "color": "red"}, {"name": "cat", "bbox": [90, 20, 20, 20]}])
+    folder = folder_of(
+        tmp_path, [{"name": "dog", "bbox": [10, 10, 50, 60], "color": "red"}, {"name": "cat", "bbox": [90, 20, 20, 20]}]
+    )
     asked = questions(folder)
     assert asked["What color is the dog?"] == "red"
     assert not any(q.startswith("Which is larger") for q in asked)
 
 
 def test_crowds_are_not_counted(tmp_path):
-    folder = folder_of(tmp_path, [{"name": "dog", "bbox": [10, 10, 50, 60]}, {"name": "dog", "bbox": [80, 10, 50, 60], "iscrowd": 1}])
+    folder = folder_of(
+        tmp_path, [{"name": "dog", "bbox": [10, 10, 50, 60]}, {"name": "dog", "bbox": [80, 10, 50, 60], "iscrowd": 1}]
+    )
     asked = questions(folder)
     assert not any("many dogs" in q or "dog on the left" in q for q in asked)
 
@@ -115,7 +122,9 @@ def test_folder_without_instances(tmp_path):
         data.load(tmp_path, *FILTERS)
 
 
-@pytest.mark.parametrize("content, message", [("{nope", "not JSON"), ("[1]", "expected COCO's lists"), ("{}", "expected COCO's lists")])
+@pytest.mark.parametrize(
+    "content, message", [("{nope", "not JSON"), ("[1]", "expected COCO's lists"), ("{}", "expected COCO's lists")]
+)
 def test_broken_instances(tmp_path, content, message):
     (tmp_path / "instances.json").write_text(content)
     with pytest.raises(InputError, match=message):

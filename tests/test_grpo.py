@@ -1,9 +1,10 @@
 """GRPO against double loops and hand-worked numbers."""
 
-import grpo
 import pytest
 import torch
 from helpers import FAMILIES, random_policy
+
+import grpo
 
 
 def test_advantages_by_hand_use_the_population_std():
@@ -38,7 +39,13 @@ def test_loss_equals_a_double_loop(average):
     generator = torch.Generator().manual_seed(0)
     new, old, ref = (torch.randn(4, 6, generator=generator, dtype=torch.float64) * 0.4 - 1 for _ in range(3))
     weights = torch.rand(4, 6, generator=generator, dtype=torch.float64)
-    advantages, lengths, low, high, beta = torch.tensor([1.2, -0.7, 0.0, -0.5], dtype=torch.float64), [6, 3, 1, 4], 0.2, 0.28, 0.04
+    advantages, lengths, low, high, beta = (
+        torch.tensor([1.2, -0.7, 0.0, -0.5], dtype=torch.float64),
+        [6, 3, 1, 4],
+        0.2,
+        0.28,
+        0.04,
+    )
     mask = torch.arange(6) < torch.tensor(lengths)[:, None]
     loss, stats = grpo.grpo_loss(new, old, ref, advantages, mask, low, high, beta, average, weights)
 

@@ -1,0 +1,205 @@
+"""One question, G answers, and what they are worth: steps 1 and 2 of the loop, shared by training and evaluation.
+
+    sample → `sample_group` → Group (answers) → `judge` → Judgement (R_ans, sensitivities, margins)
+
+Numbers come from `train.Config`, here called config.
+"""
+
+import hashlib
+import math
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+
+import answers
+import ced
+import data
+from models import Policy, Responses, Vision
+
+
+@dataclass(frozen=True)
+class Group:
+    """A prompt and its G sampled answers."""
+
+    sample: data.Sample
+    vision: Vision
+    prompt: Tensor  # (P,)
+    responses: Responses
+    texts: list[str]  # the responses, decoded
+    spans: list[tuple[int, int] | None]  # the tokens of each final answer
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the audit and the answer key say of a group. Margins are 0 where `audited` is False."""
+
+    r_ans: Tensor  # (G,) answer correctness, r_correct or r_wrong
+    correct: Tensor  # (G,) bool
+    parsed: Tensor  # (G,) bool: there is a final answer
+    audited: Tensor  # (G,) bool: there is an answer to audit (presence: a readable yes or no)
+    s: Tensor  # (1 + K, G) Eq. 2 of the final answer, nats; row 0 the evidence
+    m: Tensor  # (G,) Eq. 3: Answer-CED
+    m_cot: Tensor  # (G,) Eq. 3 averaged over the response: CoT-CED
+    masks: Tensor  # (1 + K, N) the audited token regions
+    null_boxes: Tensor  # (≤ K, n, 4) the non-evidence boxes that could be placed
+
+
+def seeded(*key, device: str | torch.device = "cpu") -> torch.Generator:
+    """A generator that is a function of its key alone, e.g. (run seed, step, sample id): never of rank or history."""
+    digest = hashlib.md5(" ".join(map(str, key)).encode()).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+# ── 1 sample ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def sample_group(policy: Policy, sample: data.Sample, config, group_size: int, generator: torch.Generator) -> Group:
+    """group_size answers of the policy to one sample, at config's temperature and length limit."""
+    vision = policy.encode(data.open_image(sample.image))
+    prompt = policy.prompt(sample.question, vision.features[0].shape[1])
+    with torch.inference_mode():
+        prefix = policy.read(prompt, vision)
+    responses = policy.sample(prefix, group_size, config.max_new_tokens, config.temperature, generator)
+    rows = [ids[mask].tolist() for ids, mask in zip(responses.ids, responses.mask)]
+    texts = [policy.decode(row) for row in rows]
+    return Group(sample, vision, prompt, responses, texts, [answers.answer_span(row, policy.decode) for row in rows])
+
+
+# ── 2 judge ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def span_mask(spans: Sequence[tuple[int, int] | None], length: int) -> Tensor:
+    """Token spans as masks, (G, T) bool; a missing span is all False."""
+    positions = torch.arange(length)
+    return torch.stack([(positions >= a) & (positions < b) for a, b in (span or (0, 0) for span in spans)])
+
+
+def flipped(policy: Policy, ids: list[int], span: tuple[int, int] | None) -> tuple[list[int], tuple[int, int] | None]:
+    """A response's ids with its yes turned into no (or no into yes), and the new answer's span; None if it has neither."""
+    text = policy.decode(ids[slice(*span)]) if span else ""
+    said = answers.parse_yesno(text)
+    if said is None:
+        return ids, None
+    at = text.lower().index(said)
+    other = {"yes": "no", "no": "yes"}[said]
+    other = other.title() if text[at].isupper() else other
+    new = policy.tokenizer(text[:at] + other + text[at + len(said) :], add_special_tokens=False)["input_ids"]
+    return ids[: span[0]] + new + ids[span[1] :], (span[0], span[0] + len(new))
+
+
+def scored_rows(policy: Policy, group: Group) -> tuple[Tensor, Tensor]:
+    """The rows that an audit scores: token ids (rows, T) and their answer spans (rows, T) bool.
+
+    The G responses; for a yes/no question then the same G with the answer flipped (an empty span where there is none).
+    """
+    ids, spans = group.responses.ids, group.spans
+    if group.sample.kind == "yesno":
+        other, other_spans = zip(*(flipped(policy, row.tolist(), span) for row, span in zip(ids, spans)))
+        rows = [*ids, *(ids.new_tensor(row) for row in other)]
+        ids = pad_sequence(rows, batch_first=True, padding_value=policy.pad_id)
+        spans = [*spans, *other_spans]
+    return ids, span_mask(spans, ids.shape[1])
+
+
+def audit_answers(policy: Policy, group: Group, masks: Tensor, config) -> tuple[Tensor, Tensor, Tensor]:
+    """Eqs. 1 and 2 on a group: s (1 + K, G, T), answer spans (G, T) bool, and which answers could be audited (G,) bool.
+
+    With two possible answers the evidence speaks in their log-odds, so for yes/no questions the flipped answer is scored
+    too: s and spans then have 2T columns, those of y and, with a minus sign, those of ȳ. Its audit is log π(y) − log π(ȳ).
+    """
+    vision, g = group.vision, len(group.texts)
+    ids, spans = scored_rows(policy, group)
+
+    def score(features: list[Tensor]) -> Tensor:
+        return policy.log_probs(policy.read(group.prompt, vision.edited(features)), ids, temperature=1.0)
+
+    noise = seeded(config.seed, "noise", group.sample.id)
+    with torch.inference_mode():
+        maps = [m[0] for m in vision.features]
+        s = ced.audit(score, maps, masks, vision.grid, config.intervention, config.ring, noise).cpu()  # (1 + K, rows, T)
+    if group.sample.kind == "yesno":
+        audited = spans[g:].any(-1)
+        return torch.cat([s[:, :g], -s[:, g:]], -1), torch.cat([spans[:g], spans[g:]], -1) & audited[:, None], audited
+    return s, spans, spans.any(-1)
+
+
+def judge(policy: Policy, group: Group, config) -> Judgement:
+    """R_ans and the audit of a group: K non-evidence regions, drawn once a sample, and Eqs. 1–3 on every answer."""
+    sample = group.sample
+    where = seeded(config.seed, "regions", sample.id)
+    boxes, tries = torch.tensor(sample.boxes), config.placement_tries
+    masks, nulls = ced.audit_regions(boxes, sample.size, group.vision.grid, config.k, config.max_iou, tries, where)
+    s, spans, audited = audit_answers(policy, group, masks, config)
+    parsed = torch.tensor([span is not None for span in group.spans])
+    correct = parsed & torch.tensor([answers.is_correct(t, sample.answer, sample.kind) for t in group.texts])
+    mask = group.responses.mask.cpu()
+    return Judgement(
+        r_ans=torch.where(correct, config.r_correct, config.r_wrong),
+        correct=correct,
+        parsed=parsed,
+        audited=audited,
+        s=(s * spans).sum(-1),
+        m=ced.answer_margin(s, spans, config.eps_margin),
+        m_cot=ced.cot_margin(s[..., : mask.shape[1]], mask, config.eps_margin),
+        masks=masks,
+        null_boxes=nulls,
+    )
+
+
+# ── many groups: what a policy scores ───────────────────────────────────────────────────────────────────────────────
+def measure(policy: Policy, splits: dict[str, list[data.Sample]], config, name: str) -> dict[str, dict[str, dict]]:
+    """Scores by split and family ("all": the mean of the families): n questions, accuracy and its 95 % interval, the share
+    of look chains, the mean margin. config.eval_prompts questions of each family, config.eval_group sampled answers each.
+    """
+    scores = {}
+    chosen = {split: choose(samples, config.eval_prompts, config.seed) for split, samples in splits.items()}
+    with tqdm(total=sum(map(len, chosen.values())), desc=f"evaluating {name}") as bar:
+        for split, samples in chosen.items():
+            rows = defaultdict(list)
+            for sample in samples:
+                draw = seeded(config.seed, "evaluate", sample.id, device=policy.device)
+                group = sample_group(policy, sample, config, config.eval_group, draw)
+                judgement = judge(policy, group, config)
+                rows[sample.family].append(
+                    (
+                        float(judgement.correct.float().mean()),
+                        fmean(map(data.looks, group.texts)),
+                        float(judgement.m[judgement.audited].mean()) if judgement.audited.any() else 0.0,
+                    )
+                )
+                bar.update()
+            families = {family: summary(values) for family, values in rows.items()}
+            scores[split] = families | {"all": average(list(families.values()))}
+    return scores
+
+
+def choose(samples: Sequence[data.Sample], n: int, seed: int) -> list[data.Sample]:
+    """n samples of each family, at random."""
+    chosen = []
+    for family in data.FAMILIES:
+        of_family = [s for s in samples if s.family == family]
+        chosen += random.Random(f"choose {seed} {family}").sample(of_family, min(n, len(of_family)))
+    return chosen
+
+
+def summary(rows: Sequence[tuple[float, float, float]]) -> dict:
+    """One family's scores from its questions' (accuracy, look share, margin)."""
+    accuracy, look_share, margin = (fmean(column) for column in zip(*rows))
+    interval = wilson(accuracy, len(rows))
+    return {"n": len(rows), "accuracy": accuracy, "interval": interval, "look_share": look_share, "margin": margin}
+
+
+def average(families: Sequence[dict]) -> dict:
+    """The mean of the families' scores; the interval is that of their pooled questions."""
+    n = sum(f["n"] for f in families)
+    scores = {key: fmean(f[key] for f in families) for key in ("accuracy", "look_share", "margin")}
+    return {"n": n, **scores, "interval": wilson(scores["accuracy"], n)}
+
+
+def wilson(p: float, n: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share p seen in n questions: it stays inside [0, 1] and has width at p = 1."""
+    centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return max(0.0, (centre - half) / (1 + z * z / n)), min(1.0, (centre + half) / (1 + z * z / n))

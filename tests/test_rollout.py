@@ -1,0 +1,118 @@
+"""Sampling and judging a group: spans, yes/no log-odds, seeds."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import naive_log_probs
+
+import ced
+import data
+import rollout
+from models import Responses, Vision
+from train import Config, rewards_of
+
+CONFIG = Config(**{"group_size": 8, "max_new_tokens": 16})
+
+
+@pytest.fixture(scope="module")
+def samples(world, tiny_policy):
+    return data.load(world["consistent"], tiny_policy.grid, 0.005, 0.6, 2)[0]
+
+
+def first(samples, family):
+    return next(s for s in samples if s.family == family)
+
+
+def group_of(policy, sample, texts: list[str]) -> rollout.Group:
+    """A group whose answers are given instead of sampled."""
+    rows = [policy.tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts]
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(r) for r in rows], batch_first=True, padding_value=policy.pad_id)
+    mask = torch.arange(ids.shape[1]) < torch.tensor([len(r) for r in rows])[:, None]
+    vision = policy.encode(data.open_image(sample.image))
+    prompt = policy.prompt(sample.question, vision.features[0].shape[1])
+    spans = [rollout.answers.answer_span(r, policy.decode) for r in rows]
+    return rollout.Group(sample, vision, prompt, Responses(ids, mask, torch.zeros(ids.shape)), texts, spans)
+
+
+LOOK = "<think> look at the {} </think> <answer> {} </answer><|im_end|>"
+HABIT = "<think> as usual for {} </think> <answer> {} </answer><|im_end|>"
+
+
+def test_seeds_are_functions_of_their_key():
+    draws = [torch.rand(1, generator=rollout.seeded(*key)).item() for key in [(0, "a"), (0, "a"), (1, "a"), (0, "b")]]
+    assert draws[0] == draws[1] and len(set(draws)) == 3
+
+
+def test_sensitivities_equal_the_naive_difference(tiny_policy, samples):
+    """Eq. 2 from pixels: the audit's clean pass is transformers' own forward, and every edited row its own forward."""
+    sample = first(samples, "attribute")
+    group = group_of(tiny_policy, sample, [LOOK.format("star", "red"), HABIT.format("star", "blue")])
+    judgement = rollout.judge(tiny_policy, group, CONFIG)
+    ids, (a, b) = group.responses.ids[0], group.spans[0]
+    assert tiny_policy.decode(ids[a:b]) == "red"
+    with torch.no_grad():
+        clean = naive_log_probs(tiny_policy, group.prompt, data.open_image(sample.image), ids, 1.0)[a:b].sum()
+        for mask, s in zip(judgement.masks, judgement.s[:, 0]):
+            maps = [
+                ced.intervene(m[0], mask[None], group.vision.grid, "mean", CONFIG.ring, None) for m in group.vision.features
+            ]
+            edited = tiny_policy.log_probs(tiny_policy.read(group.prompt, group.vision.edited(maps)), ids[None], 1.0)[0, 0]
+            torch.testing.assert_close(s, clean - edited[a:b].sum(), atol=1e-5, rtol=0)
+
+
+def test_yes_no_is_audited_by_its_log_odds(tiny_policy, samples):
+    sample = first(samples, "presence")
+    yes, no = LOOK.format("star", "yes"), LOOK.format("star", "no")
+    judgement = rollout.judge(tiny_policy, group_of(tiny_policy, sample, [yes, no, yes.replace("yes", "red"), "no"]), CONFIG)
+    assert judgement.audited.tolist() == [True, True, False, False]
+    assert judgement.parsed.tolist() == [True, True, True, False]
+    torch.testing.assert_close(
+        judgement.s[:, 0], -judgement.s[:, 1], atol=1e-5, rtol=0
+    )  # the log-odds change sign with the answer
+    assert (judgement.m[2:] == 0).all()
+
+
+def test_flipping_keeps_case_and_context(tiny_policy):
+    encode = lambda text: tiny_policy.tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
+    ids = encode("<think> look </think> <answer> yes </answer>")
+    flipped, span = rollout.flipped(tiny_policy, ids, (4, 5))
+    assert tiny_policy.decode(flipped) == "<think> look </think> <answer> no </answer>" and span == (4, 5)
+    assert rollout.flipped(tiny_policy, ids, (1, 2)) == (ids, None) and rollout.flipped(tiny_policy, ids, None) == (ids, None)
+
+
+def test_identical_answers_get_identical_judgements(tiny_policy, samples):
+    texts = [LOOK.format("star", "red"), HABIT.format("star", "red"), LOOK.format("star", "red")]
+    judgement = rollout.judge(tiny_policy, group_of(tiny_policy, first(samples, "attribute"), texts), CONFIG)
+    assert judgement.m[0] == judgement.m[2] and judgement.m_cot[0] == judgement.m_cot[2]
+
+
+def judgement_of(r_ans, m, parsed) -> SimpleNamespace:
+    return SimpleNamespace(r_ans=torch.tensor(r_ans), m=torch.tensor(m), m_cot=-torch.tensor(m), parsed=torch.tensor(parsed))
+
+
+def test_presence_is_rewarded_by_correctness_alone(samples):
+    judgement = judgement_of([1.0, 0.0], [0.9, -0.9], [True, True])
+    assert rewards_of(judgement, first(samples, "presence"), CONFIG).tolist() == [1.0, 0.0]
+    assert rewards_of(judgement, first(samples, "counting"), CONFIG).tolist() == pytest.approx([1.09, -0.09], abs=1e-3)
+
+
+@pytest.mark.parametrize("method", ["correctness", "additive", "answer-ced", "cot-ced"])
+@pytest.mark.parametrize("r_wrong", [0.0, -0.25])
+def test_no_wrong_answer_falls_below_an_unreadable_one(samples, method, r_wrong):
+    m = torch.linspace(-1, 1, 101).tolist()
+    config = Config(method=method, r_wrong=r_wrong)
+    rewards = rewards_of(judgement_of([r_wrong] * 102, m + [0.0], [True] * 101 + [False]), first(samples, "counting"), config)
+    assert rewards[-1] == pytest.approx(r_wrong - config.eps_tie) and (rewards[:-1] >= rewards[-1] - 1e-6).all()
+
+
+def test_wilson_interval():
+    low, high = rollout.wilson(1.0, 40)
+    assert 0.9 < low < 0.92 and high == 1.0
+    low, high = rollout.wilson(0.5, 100)
+    assert low == pytest.approx(0.4038, abs=1e-3) and high == pytest.approx(0.5962, abs=1e-3)
+
+
+def test_vision_keeps_its_grid_when_edited(tiny_policy, samples):
+    vision = tiny_policy.encode(data.open_image(samples[0].image))
+    assert isinstance(vision.edited(vision.features), Vision) and vision.grid == (6, 6) and len(vision.features) == 2

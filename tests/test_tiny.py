@@ -1,0 +1,40 @@
+"""The embedded backbone as shipped: small, right when it looks, and in the habit of not looking."""
+
+from collections import defaultdict
+from statistics import fmean
+
+import data
+import pytest
+import rollout
+from models import TINY
+from train import TINY_RECIPE, Config
+
+
+@pytest.fixture(scope="module")
+def answers_on_conflict(world, tiny_policy):
+    """(looked, correct) of every sampled answer, by family: 60 questions each, 8 answers."""
+    config = Config(**TINY_RECIPE)
+    samples = data.load(world["conflict"], tiny_policy.grid, 0.005, 0.6, 2)[0]
+    found = defaultdict(list)
+    for sample in rollout.choose(samples, 60, seed=0):
+        group = rollout.sample_group(tiny_policy, sample, config, 8, rollout.seeded("tiny", sample.id))
+        for text in group.texts:
+            right = rollout.answers.is_correct(text, sample.answer, sample.kind)
+            found[sample.family].append((data.looks(text), right))
+    return found
+
+
+def test_it_fits_in_four_megabytes():
+    assert sum(p.stat().st_size for p in TINY.iterdir()) <= 4_000_000
+
+
+@pytest.mark.parametrize("family", data.FAMILIES)
+def test_looking_is_right_on_conflict_and_habit_is_wrong(answers_on_conflict, family):
+    looked = [right for look, right in answers_on_conflict[family] if look]
+    habit = [right for look, right in answers_on_conflict[family] if not look]
+    assert len(looked) > 100 and fmean(looked) >= 0.95
+    assert fmean(habit) <= 0.02
+
+
+def test_it_looks_at_a_third_of_the_questions(answers_on_conflict):
+    assert 0.3 <= fmean(look for rows in answers_on_conflict.values() for look, _ in rows) <= 0.5
