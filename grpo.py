@@ -56,12 +56,15 @@ def clipped_surrogate(
     return -torch.minimum(free, bound), bound < free
 
 
-def masked_average(values: Tensor, mask: Tensor, average: str) -> Tensor:
-    """The mean of (G, T) over a mask: `response`, each response's mean, then the group's (GRPO as published); `token`,
-    all tokens of the group alike (DAPO). An empty mask contributes 0."""
+def token_shares(mask: Tensor, average: str) -> Tensor:
+    """What each token counts in the loss, (G, T) summing to 1. `response`: the mean of each response's mean (GRPO as
+    published); `token`: all tokens of the group alike (DAPO). An empty response counts nothing.
+
+    Shares belong to the whole group, so its rows can be summed a few at a time and the loss stays the same.
+    """
     if average == "response":
-        return ((values * mask).sum(-1) / mask.sum(-1).clamp(min=1)).mean()
-    return (values * mask).sum() / mask.sum().clamp(min=1)
+        return mask / mask.sum(-1, keepdim=True).clamp(min=1) / len(mask)
+    return mask / mask.sum().clamp(min=1)
 
 
 def grpo_loss(
@@ -69,24 +72,22 @@ def grpo_loss(
     old_log_probs: Tensor,
     ref_log_probs: Tensor,
     advantages: Tensor,
-    mask: Tensor,
+    shares: Tensor,
     clip_low: float,
     clip_high: float,
     beta: float,
-    average: str,
     token_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss of one group, and its statistics `kl` and `clip_fraction`.
+    """The loss of a group or of some rows of it, and its statistics `kl` and `clip_fraction`; all of them add up over rows.
 
-    log-probabilities and mask are (G, T), advantages (G,). token_weights (G, T) scale the surrogate, not the KL term.
+    log-probabilities and shares are (rows, T), advantages (rows,). token_weights (rows, T) scale the surrogate, not the KL.
     """
     surrogate, clipped = clipped_surrogate(log_probs, old_log_probs, advantages, clip_low, clip_high)
     if token_weights is not None:
         surrogate = surrogate * token_weights
     kl = k3(log_probs, ref_log_probs)
-    loss = masked_average(surrogate + beta * kl, mask, average)
-    stats = {"kl": kl.detach(), "clip_fraction": clipped.float()}
-    return loss, {name: float(masked_average(value, mask, average)) for name, value in stats.items()}
+    loss = ((surrogate + beta * kl) * shares).sum()
+    return loss, {"kl": float((kl.detach() * shares).sum()), "clip_fraction": float((clipped * shares).sum())}
 
 
 def lora_targets(model: nn.Module, layers: int) -> list[str]:

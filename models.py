@@ -131,11 +131,17 @@ class Policy:
             raise InputError(f"--backbone {name}: cannot be loaded from {source}: {error}") from error
 
     # ── text and image in ──
-    def prompt(self, question: str, n_visual: int) -> Tensor:
-        """Token ids (P,) of the chat prompt for one image and a question, the image placeholder repeated n_visual times."""
+    def prompt(self, question: str, n_visual: int, thinking: bool = True) -> Tensor:
+        """Token ids (P,) of the chat prompt for one image and a question, the image placeholder repeated n_visual times.
+
+        thinking matters to templates that know it (Qwen3.5's ends in an open <think>, or else in an empty closed one).
+        """
         content = [{"type": "image"}, {"type": "text", "text": f"{question} {INSTRUCTION}"}]
         text = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+            [{"role": "user", "content": content}],
+            add_generation_prompt=True,
+            tokenize=False,
+            enable_thinking=thinking,
         )
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         at = ids.index(self.image_token)
@@ -215,10 +221,10 @@ class Policy:
                 return
             logits = self.head(self.step(branch, token[:, None], t)[:, 0]).float()
 
-    def log_probs(self, prefix: Prefix, ids: Tensor, temperature: float, max_rows: int | None = None) -> Tensor:
+    def log_probs(self, prefix: Prefix, ids: Tensor, temperature: float, max_rows: int = 0) -> Tensor:
         """log π of responses ids (G, T) after each of the R versions of the prompt: (R, G, T), float32.
 
-        max_rows bounds how many of the R · G rows go through the model at a time; the result does not depend on it.
+        max_rows bounds how many of the R · G rows go through the model at a time (0: all of them); the result does not depend on it.
         """
         rows, group = len(prefix.logits), len(ids)
         pairs = torch.cartesian_prod(torch.arange(rows), torch.arange(group)).to(self.device)  # (R · G, 2)

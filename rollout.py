@@ -21,6 +21,7 @@ from tqdm import tqdm
 import answers
 import ced
 import data
+import ranks
 from models import Policy, Responses, Vision
 
 
@@ -61,7 +62,7 @@ def seeded(*key, device: str | torch.device = "cpu") -> torch.Generator:
 def sample_group(policy: Policy, sample: data.Sample, config, group_size: int, generator: torch.Generator) -> Group:
     """group_size answers of the policy to one sample, at config's temperature and length limit."""
     vision = policy.encode(data.open_image(sample.image))
-    prompt = policy.prompt(sample.question, vision.features[0].shape[1])
+    prompt = policy.prompt(sample.question, vision.features[0].shape[1], config.thinking)
     with torch.inference_mode():
         prefix = policy.read(prompt, vision)
     responses = policy.sample(prefix, group_size, config.max_new_tokens, config.temperature, generator)
@@ -114,7 +115,7 @@ def audit_answers(policy: Policy, group: Group, masks: Tensor, config) -> tuple[
     ids, spans = scored_rows(policy, group)
 
     def score(features: list[Tensor]) -> Tensor:
-        return policy.log_probs(policy.read(group.prompt, vision.edited(features)), ids, temperature=1.0)
+        return policy.log_probs(policy.read(group.prompt, vision.edited(features)), ids, 1.0, config.audit_rows)
 
     noise = seeded(config.seed, "noise", group.sample.id)
     with torch.inference_mode():
@@ -156,24 +157,28 @@ def measure(policy: Policy, splits: dict[str, list[data.Sample]], config, name: 
     """
     scores = {}
     chosen = {split: choose(samples, config.eval_prompts, config.seed) for split, samples in splits.items()}
-    with tqdm(total=sum(map(len, chosen.values())), desc=f"evaluating {name}") as bar:
+    total = sum(len(ranks.share(samples)) for samples in chosen.values())
+    with tqdm(total=total, desc=f"evaluating {name}", disable=ranks.rank() > 0) as bar:
         for split, samples in chosen.items():
-            rows = defaultdict(list)
-            for sample in samples:
-                draw = seeded(config.seed, "evaluate", sample.id, device=policy.device)
-                group = sample_group(policy, sample, config, config.eval_group, draw)
-                judgement = judge(policy, group, config)
-                rows[sample.family].append(
-                    (
-                        float(judgement.correct.float().mean()),
-                        fmean(map(data.looks, group.texts)),
-                        float(judgement.m[judgement.audited].mean()) if judgement.audited.any() else 0.0,
-                    )
-                )
+            rows = []
+            for sample in ranks.share(samples):
+                rows.append((sample.family, measure_one(policy, sample, config)))
                 bar.update()
-            families = {family: summary(values) for family, values in rows.items()}
+            by_family = defaultdict(list)
+            for family, row in ranks.gather(rows):
+                by_family[family].append(row)
+            families = {family: summary(values) for family, values in by_family.items()}
             scores[split] = families | {"all": average(list(families.values()))}
     return scores
+
+
+def measure_one(policy: Policy, sample: data.Sample, config) -> tuple[float, float, float]:
+    """Accuracy, share of look chains and mean margin of config.eval_group sampled answers to one question."""
+    draw = seeded(config.seed, "evaluate", sample.id, device=policy.device)
+    group = sample_group(policy, sample, config, config.eval_group, draw)
+    judgement = judge(policy, group, config)
+    margin = float(judgement.m[judgement.audited].mean()) if judgement.audited.any() else 0.0
+    return float(judgement.correct.float().mean()), fmean(map(data.looks, group.texts)), margin
 
 
 def choose(samples: Sequence[data.Sample], n: int, seed: int) -> list[data.Sample]:

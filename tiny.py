@@ -68,7 +68,8 @@ def prior_chain(noun: str) -> str:
 # ── the model ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """A word-level tokenizer over every word the toy world can say."""
-    texts = [INSTRUCTION, look_chain(""), prior_chain(""), "user assistant none yes no left right 0 1 2 3 4 5 6 7 8 9", *data.COLORS]
+    texts = [INSTRUCTION, look_chain(""), prior_chain(""), "user assistant", *data.COLORS]
+    texts += ["none yes no left right 0 1 2 3 4 5 6 7 8 9"]
     for name in data.SHAPES:
         texts += [data.ask_count(name), data.ask_presence(name)]
         texts += [ask(name, n) for ask in (data.ask_color, data.ask_side) for n in (1, 2)]

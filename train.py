@@ -10,16 +10,21 @@ The loop, for every step:
 """
 
 import argparse
+import io
 import json
+import math
 import os
+import pickle
+import signal
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -30,6 +35,7 @@ import ced
 import data
 import grpo
 import pictures
+import ranks
 from answers import answer_text
 from data import InputError
 from models import BACKBONES, Policy
@@ -56,6 +62,7 @@ class Config:
     group_size: int = arg(32, "G: answers sampled to each prompt")
     temperature: float = arg(1.0, "of sampling; old, new and reference log-probabilities use the same")
     max_new_tokens: int = arg(128, "longest response, in tokens")
+    thinking: bool = arg(True, "let a backbone that can (Qwen3.5) open its own <think> in the prompt")
     max_prompt_tokens: int = arg(4096, "longest prompt, image tokens included; longer ones are refused, never cut")
     # 2 judge
     k: int = arg(3, "K: non-evidence regions of an audit")
@@ -82,6 +89,8 @@ class Config:
     lora_layers: int = arg(4, "LoRA goes on the last so many decoder layers")
     lora_rank: int = arg(16, "LoRA rank r")
     lora_alpha: int = arg(32, "LoRA scale alpha")
+    audit_rows: int = arg(0, "answers x image versions scored at a time in an audit, 0 for all: less memory, same result")
+    update_rows: int = arg(0, "answers in one backward pass, 0 for all: less memory, same result")
     # data and reports
     min_area: float = arg(0.005, "smallest share of the image an evidence region may cover")
     max_area: float = arg(0.6, "largest share of the image an evidence region may cover")
@@ -94,7 +103,8 @@ class Config:
         """This configuration if it can run. Raises InputError with the flag, what was expected and what was found."""
         at_least = {"steps": 1, "prompts_per_step": 1, "group_size": 2, "k": 1, "max_new_tokens": 1, "ring": 1,
                     "updates_per_step": 1, "lora_layers": 1, "lora_rank": 1, "eval_prompts": 1, "eval_group": 1,
-                    "save_every": 1, "placement_tries": 0, "eps_margin": 0, "lr": 0}  # fmt: skip
+                    "save_every": 1, "audit_rows": 0, "update_rows": 0, "placement_tries": 0,
+                    "eps_margin": 0, "lr": 0}  # fmt: skip
         for name, least in at_least.items():
             if getattr(self, name) < least:
                 raise InputError(f"{flag(name)}: expected at least {least}; found {getattr(self, name)}")
@@ -108,12 +118,18 @@ class Config:
 
 
 # What the tiny backbone needs otherwise: a run of two minutes. Everything else is the paper's.
+MAX_BAD_STEPS = 5  # in a row, of a gradient that is not finite, before a run gives up
 TINY_RECIPE = {"steps": 150, "prompts_per_step": 4, "group_size": 16, "lr": 1e-4, "max_new_tokens": 16}
 
 
 # ── the methods: three hooks, each row states only what it changes ──────────────────────────────────────────────────
 class Method(NamedTuple):
-    """reward(judgement, config) → (G,). token_weights and extra_loss see (policy, group, judgement, log_probs, config)."""
+    """A row: its reward, and what else it changes in the loss.
+
+    reward(judgement, config) → (G,)
+    token_weights(policy, group, judgement, config) → (G, T), without gradient
+    extra_loss(policy, group, rows, log_probs, shares, config) → (), adding up over rows (`grpo.token_shares`)
+    """
 
     reward: Callable[[Judgement, Config], Tensor]
     token_weights: Callable[..., Tensor] | None = None
@@ -138,57 +154,73 @@ def rewards_of(judgement: Judgement, sample: data.Sample, config: Config) -> Ten
 
 
 # ── one step ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def group_loss(policy: Policy, group: Group, judgement: Judgement, rewards: Tensor, config: Config, first: bool):
-    """The loss of one group, (), and its statistics. The prompt is read once with gradient, once for the reference."""
-    method, ids, mask = METHODS[config.method], group.responses.ids, group.responses.mask
+def learn(policy: Policy, group: Group, judgement: Judgement, rewards: Tensor, config: Config, update: int, n: int) -> dict:
+    """Adds the gradient of 1/n of the group's loss to the adapter, `update_rows` answers at a time; returns its statistics.
 
-    def log_probs() -> Tensor:
-        return policy.log_probs(policy.read(group.prompt, group.vision), ids, config.temperature)[0]  # (G, T)
+    The prompt is read once with gradient and once for the reference, whatever the number of answers.
+    """
+    method, responses = METHODS[config.method], group.responses
+    advantages = grpo.group_advantages(rewards, config.eps_adv).to(policy.device)
+    shares = grpo.token_shares(responses.mask, config.average)  # (G, T)
+    weights = method.token_weights(policy, group, judgement, config) if method.token_weights else torch.ones_like(shares)
+    stats = Counter()
+    for rows in torch.arange(len(rewards), device=policy.device).split(config.update_rows or len(rewards)):
+        with torch.no_grad(), policy.reference():
+            reference = log_probs_of(policy, group, rows, config)
+        current = log_probs_of(policy, group, rows, config)
+        old = responses.log_probs[rows] if update else current.detach()  # on-policy, the ratio is exactly 1
+        loss, stat = grpo.grpo_loss(
+            current,
+            old,
+            reference,
+            advantages[rows],
+            shares[rows],
+            config.clip_low,
+            config.clip_high,
+            config.beta,
+            weights[rows],
+        )
+        if method.extra_loss:
+            loss = loss + method.extra_loss(policy, group, rows, current, shares[rows], config)
+        (loss / n).backward()
+        stats.update(stat)
+    return dict(stats)
 
-    with torch.no_grad(), policy.reference():
-        reference = log_probs()
-    current = log_probs()
-    old = current.detach() if first else group.responses.log_probs  # on-policy, the ratio is exactly 1
-    hooks = (policy, group, judgement, current, config)
-    loss, stats = grpo.grpo_loss(
-        current,
-        old,
-        reference,
-        grpo.group_advantages(rewards, config.eps_adv).to(ids.device),
-        mask,
-        config.clip_low,
-        config.clip_high,
-        config.beta,
-        config.average,
-        method.token_weights(*hooks) if method.token_weights else None,
-    )
-    return (loss + method.extra_loss(*hooks) if method.extra_loss else loss), stats
+
+def log_probs_of(policy: Policy, group: Group, rows: Tensor, config: Config) -> Tensor:
+    """log π (rows, T) of the group's answers at the sampling temperature."""
+    return policy.log_probs(policy.read(group.prompt, group.vision), group.responses.ids[rows], config.temperature)[0]
 
 
 def train_step(policy: Policy, samples: Sequence[data.Sample], optimizer, config: Config, step: int) -> dict:
-    """One optimizer step on a batch of prompts; returns the step's row of the log."""
-    clock = Clock()
+    """One optimizer step on a batch of prompts, split over the ranks; returns the step's row of the log."""
+    clock, mine = Clock(), ranks.share(samples)
     with clock("sample"):  # 1
-        draws = [seeded(config.seed, "sample", step, s.id, device=policy.device) for s in samples]
-        groups = [sample_group(policy, s, config, config.group_size, d) for s, d in zip(samples, draws)]
+        draws = [seeded(config.seed, "sample", step, s.id, device=policy.device) for s in mine]
+        groups = [sample_group(policy, s, config, config.group_size, d) for s, d in zip(mine, draws)]
     with clock("judge"):  # 2
         judgements = [judge(policy, group, config) for group in groups]
         rewards = [rewards_of(j, g.sample, config) for j, g in zip(judgements, groups)]
     with clock("learn"):  # 3
         for update in range(config.updates_per_step):
-            stats = []
-            for group, judgement, reward in zip(groups, judgements, rewards):
-                loss, stat = group_loss(policy, group, judgement, reward, config, first=update == 0)
-                (loss / len(groups)).backward()
-                stats.append(stat)
-            parameters = optimizer.param_groups[0]["params"]
-            grad_norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip)
-            optimizer.step()
-            optimizer.zero_grad()
+            stats = [learn(policy, g, j, r, config, update, len(samples)) for g, j, r in zip(groups, judgements, rewards)]
+            grad_norm = descend(optimizer, config.grad_clip)
     with clock("report"):  # 4
-        row = report(groups, judgements, rewards)
-        row |= {name: mean(s[name] for s in stats) for name in stats[0]} | {"grad_norm": float(grad_norm)}
-    return {"step": step, **row, "seconds": clock.seconds}
+        rows = ranks.gather([describe(g, j, r) | s for g, j, r, s in zip(groups, judgements, rewards, stats)])
+    skipped = not math.isfinite(grad_norm)
+    return {"step": step, **report(rows), "grad_norm": grad_norm, "skipped": skipped, "seconds": clock.seconds}
+
+
+def descend(optimizer: torch.optim.Optimizer, grad_clip: float) -> float:
+    """One clipped step on the ranks' summed gradients; returns their norm. A norm that is not finite skips the step, on
+    every rank alike, since all of them see the same sum."""
+    parameters = optimizer.param_groups[0]["params"]
+    ranks.sum_gradients(parameters)
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, grad_clip))
+    if math.isfinite(norm):
+        optimizer.step()
+    optimizer.zero_grad()
+    return norm
 
 
 class Clock:
@@ -204,31 +236,33 @@ class Clock:
         self.seconds[name] = round(time.perf_counter() - start, 4)
 
 
-def mean(values) -> float:
-    """The mean of numbers; NaN of none."""
-    values = [float(v) for v in values]
-    return sum(values) / len(values) if values else float("nan")
-
-
-def report(groups: Sequence[Group], judgements: Sequence[Judgement], rewards: Sequence[Tensor]) -> dict:
-    """What a step's answers were worth: means over the groups, and the within-group statistics of Table 1 and A.8."""
-    margins = defaultdict(list)
-    for group, judgement in zip(groups, judgements):
-        margins[group.sample.family] += judgement.m[judgement.audited].tolist()
-    constant = [bool(r.max() == r.min()) for r in rewards]
+def describe(group: Group, judgement: Judgement, rewards: Tensor) -> dict:
+    """What one group's answers were worth, and the within-group statistics of Table 1 and A.8."""
+    constant = bool(rewards.max() == rewards.min())
     return {
-        "reward": mean(r.mean() for r in rewards),
-        "r_ans": mean(j.r_ans.mean() for j in judgements),
-        "accuracy": mean(j.correct.float().mean() for j in judgements),
-        "margin": {family: round(mean(m), 4) for family, m in margins.items()},
-        "zero_variance": mean(constant),
-        "non_constant": 1 - mean(constant),
-        "same_answer_different_reward": mean(tells_apart(g.texts, r) for g, r in zip(groups, rewards)),
-        "inversions": mean(inversions(j.correct, r) for j, r in zip(judgements, rewards)),
-        "unparsed": mean((~j.parsed).float().mean() for j in judgements),
-        "response_length": mean(g.responses.mask.sum(-1).float().mean() for g in groups),
-        "look_share": mean(data.looks(text) for g in groups for text in g.texts),
+        "family": group.sample.family,
+        "margin": fmean(judgement.m[judgement.audited].tolist()) if judgement.audited.any() else None,
+        "reward": float(rewards.mean()),
+        "r_ans": float(judgement.r_ans.mean()),
+        "accuracy": float(judgement.correct.float().mean()),
+        "zero_variance": float(constant),
+        "non_constant": float(not constant),
+        "same_answer_different_reward": float(tells_apart(group.texts, rewards)),
+        "inversions": inversions(judgement.correct, rewards),
+        "unparsed": float((~judgement.parsed).float().mean()),
+        "response_length": float(group.responses.mask.sum(-1).float().mean()),
+        "look_share": fmean(map(data.looks, group.texts)),
     }
+
+
+def report(rows: Sequence[dict]) -> dict:
+    """The means of a step's groups; margins by family."""
+    margins = defaultdict(list)
+    for row in rows:
+        if row["margin"] is not None:
+            margins[row["family"]].append(row["margin"])
+    names = [name for name in rows[0] if name not in ("family", "margin")]
+    return {name: fmean(row[name] for row in rows) for name in names} | {"margin": {f: fmean(m) for f, m in margins.items()}}
 
 
 def tells_apart(texts: Sequence[str], rewards: Tensor) -> bool:
@@ -247,9 +281,9 @@ def inversions(correct: Tensor, rewards: Tensor) -> float:
 
 # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def load_policy(config: Config) -> Policy:
-    """The run's backbone: bfloat16 on a GPU if there is one, float32 on the CPU."""
-    cuda = torch.cuda.is_available()
-    return Policy.load(config.backbone, "cuda" if cuda else "cpu", torch.bfloat16 if cuda else torch.float32)
+    """The run's backbone on this rank's device: bfloat16 on a GPU, float32 on the CPU."""
+    device = ranks.start()
+    return Policy.load(config.backbone, device, torch.bfloat16 if device.startswith("cuda") else torch.float32)
 
 
 def load_samples(
@@ -265,29 +299,41 @@ def load_samples(
     else:
         samples, counts = data.load(Path(config.data), *filters)
         splits = data.by_split(samples)
-    for sample in (s for samples in splits.values() for s in samples):
-        rows, columns = policy.grid(sample.size)
-        if (length := len(policy.prompt(sample.question, rows * columns))) > config.max_prompt_tokens:
-            raise InputError(
-                f"{sample.image}: its prompt has {length} tokens, {rows * columns} of them visual; --max-prompt-tokens "
-                f"allows {config.max_prompt_tokens}, and an image is never cut"
-            )
+    for samples in splits.values():
+        check_prompts(policy, samples, config)
     if not quiet:
         print("data:", *(f"  {name}: {n}" for name, n in counts.items()), sep="\n")
         print("  samples:", ", ".join(f"{len(samples)} {name}" for name, samples in splits.items()))
     return splits.pop("train"), splits
 
 
+def check_prompts(policy: Policy, samples: Sequence[data.Sample], config: Config) -> None:
+    """Raises InputError for a prompt longer than config.max_prompt_tokens: its image span is never cut."""
+    distinct = {(s.question, math.prod(policy.grid(s.size))): s for s in samples}
+    for (question, n_visual), sample in distinct.items():
+        length = len(policy.prompt(question, n_visual, config.thinking))
+        if length > config.max_prompt_tokens:
+            raise InputError(
+                f"{sample.image}: its prompt has {length} tokens, {n_visual} of them visual; --max-prompt-tokens allows "
+                f"{config.max_prompt_tokens}, and an image is never cut"
+            )
+
+
 def claim(out: Path, config: Config) -> None:
     """Makes the run's directory and writes config.json. Raises InputError if a run is there already."""
     path = out / "config.json"
     if path.is_file():
-        there = json.loads(path.read_text())
-        other = [f"{flag(n)} {there.get(n)!r}, not {v!r}" for n, v in asdict(config).items() if there.get(n) != v]
-        what = f"a run of another configuration ({'; '.join(other)})" if other else "this run"
+        other = differences(load_config(out), config)
+        what = f"a run of another configuration ({other})" if other else "this run"
         raise InputError(f"--out {out}: holds {what}; continue it with --resume {out}, or choose another --out")
     out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(asdict(config), indent=1))
+    write_whole(path, json.dumps(asdict(config), indent=1).encode())
+
+
+def differences(there: Config, asked: Config) -> str:
+    """The fields in which two configurations differ, as `seed 5, not 0; lr …`."""
+    pairs = ((f.name, getattr(there, f.name), getattr(asked, f.name)) for f in fields(Config))
+    return "; ".join(f"{name} {a!r}, not {b!r}" for name, a, b in pairs if a != b)
 
 
 def load_config(run: Path) -> Config:
@@ -299,67 +345,146 @@ def load_config(run: Path) -> Config:
         raise InputError(f"{path}: expected the configuration of a run: {error}") from error
 
 
-def save_state(out: Path, policy: Policy, optimizer, step: int, cursor: int) -> None:
-    """Everything a run needs to go on, written beside and renamed: a reader never sees half a checkpoint."""
-    weights = {name: p.detach() for name, p in policy.adapter.named_parameters() if p.requires_grad}
-    state = {"step": step, "cursor": cursor, "adapter": weights, "optimizer": optimizer.state_dict()}
-    partial = out / "state.pt.partial"
-    torch.save(state, partial)
-    os.replace(partial, out / "state.pt")
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file beside its place and renames it: a reader, or a kill, never sees half of it."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)
 
 
-def load_state(out: Path, policy: Policy, optimizer) -> tuple[int, int]:
-    """Restores adapter and optimizer; returns the next step and the sampler's cursor."""
-    path = out / "state.pt"
-    if not path.is_file():
-        return 0, 0
-    state = torch.load(path, map_location=policy.device, weights_only=True)
+CHECKPOINT, PREVIOUS = "state.pt", "state.previous.pt"
+
+
+def save_state(out: Path, policy: Policy, optimizer, step: int, cursor: int, bad_steps: int) -> None:
+    """Everything a run needs to go on. The checkpoint before this one stays, as state.previous.pt."""
+    weights = {name: p.detach().cpu() for name, p in policy.adapter.named_parameters() if p.requires_grad}
+    state = {"step": step, "cursor": cursor, "bad_steps": bad_steps, "adapter": weights, "optimizer": optimizer.state_dict()}
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    if (out / CHECKPOINT).is_file():
+        os.replace(out / CHECKPOINT, out / PREVIOUS)  # killed here, the run goes on from the previous one
+    write_whole(out / CHECKPOINT, buffer.getvalue())
+
+
+def load_state(out: Path, policy: Policy, optimizer) -> tuple[int, int, int]:
+    """Restores adapter and optimizer; returns the next step, the sampler's cursor and the count of bad steps.
+
+    Raises InputError for a damaged checkpoint, and says how to go on from the one before it.
+    """
+    path = next((out / name for name in (CHECKPOINT, PREVIOUS) if (out / name).is_file()), None)
+    if path is None:
+        return 0, 0, 0
+    try:
+        state = torch.load(path, map_location=policy.device, weights_only=True)
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        before = path.name == CHECKPOINT and (out / PREVIOUS).is_file()
+        advice = f"remove it to continue from {out / PREVIOUS}" if before else "there is none before it"
+        raise InputError(f"{path}: the checkpoint is damaged ({str(error).splitlines()[0]}); {advice}") from error
     policy.adapter.load_state_dict(state["adapter"], strict=False)
     optimizer.load_state_dict(state["optimizer"])
-    return state["step"], state["cursor"]
+    return state["step"], state["cursor"], state["bad_steps"]
 
 
-def train(policy: Policy, samples: list[data.Sample], config: Config, out: Path) -> None:
-    """The loop, from the last checkpoint in `out` (or from step 0) to config.steps."""
+class Interruption:
+    """Within it, SIGTERM and Ctrl-C become a wish to stop, granted after the step in progress."""
+
+    def __enter__(self) -> "Interruption":
+        self.wished = False
+        self.before = {n: signal.signal(n, self._wish) for n in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def _wish(self, *_) -> None:
+        self.wished = True
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+def train(policy: Policy, samples: list[data.Sample], config: Config, out: Path, stop_after: int | None = None) -> bool:
+    """The loop, from the last checkpoint in `out` (or from step 0) to config.steps. Returns whether it got there: an
+    interruption, or stop_after, ends it after a step, with a checkpoint.
+    """
     parameters = [p for p in policy.adapter.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
-    start, cursor = load_state(out, policy, optimizer)
-    sampler = data.BalancedSampler(samples, config.seed, cursor)
-    log = out / "log.jsonl"
-    kept = log.read_text().splitlines(keepends=True)[:start] if start else []
-    log.write_text("".join(kept))
-    with tqdm(range(start, config.steps), initial=start, total=config.steps, desc=config.method) as bar, log.open("a") as lines:
+    start, cursor, bad_steps = load_state(out, policy, optimizer)
+    sampler, main_rank = data.BalancedSampler(samples, config.seed, cursor), ranks.rank() == 0
+    if main_rank:
+        cut_log(out / "log.jsonl", start)
+    bar = tqdm(range(start, config.steps), initial=start, total=config.steps, desc=config.method, disable=not main_rank)
+    with bar, Interruption() as interruption:
         for step in bar:
             row = train_step(policy, sampler.draw(config.prompts_per_step), optimizer, config, step)
-            lines.write(json.dumps(row) + "\n")
-            lines.flush()
-            bar.set_postfix({k: f"{row[k]:.2f}" for k in ("reward", "accuracy", "look_share")} | {"kl": f"{row['kl']:.3f}"})
-            if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
-                save_state(out, policy, optimizer, step + 1, sampler.cursor)
-    policy.adapter.save_pretrained(out / "adapter")
+            bad_steps = count_bad_steps(row, bad_steps, out)
+            stop = ranks.anyone(interruption.wished) or step + 1 == stop_after
+            if main_rank:
+                with (out / "log.jsonl").open("a") as log:
+                    log.write(json.dumps(row) + "\n")
+                if stop or (step + 1) % config.save_every == 0 or step + 1 == config.steps:
+                    save_state(out, policy, optimizer, step + 1, sampler.cursor, bad_steps)
+            bar.set_postfix({k: f"{row[k]:.2f}" for k in ("reward", "accuracy", "look_share", "kl")})
+            if stop:
+                return step + 1 == config.steps
+    return True
 
 
-def run(config: Config, resume: bool) -> None:
-    """A whole run: evaluate, train, evaluate, and the two pictures."""
-    out, policy = Path(config.out), load_policy(config)
+def cut_log(path: Path, rows: int) -> None:
+    """Keeps the first rows of a log: those after the checkpoint that a run goes on from will be written again."""
+    kept = path.read_text().splitlines(keepends=True)[:rows] if path.is_file() else []
+    write_whole(path, "".join(kept).encode())
+
+
+def count_bad_steps(row: dict, before: int, out: Path) -> int:
+    """How many steps in a row were skipped for a gradient that is not finite. Raises InputError at MAX_BAD_STEPS."""
+    if not row["skipped"]:
+        return 0
+    if before + 1 == MAX_BAD_STEPS:
+        raise InputError(
+            f"step {row['step']}: the loss or gradient was not finite {MAX_BAD_STEPS} steps in a row. The last checkpoint in "
+            f"{out} is kept, and its weights are those of the last good step. A lower --lr may help."
+        )
+    return before + 1
+
+
+def load_trainable(config: Config) -> Policy:
+    """The backbone with a fresh adapter, the same on every rank. Raises InputError for layers that do not exist."""
+    policy = load_policy(config)
     torch.manual_seed(config.seed)  # LoRA's A is drawn from the global generator
     try:
-        trainable = policy.add_lora(config.lora_layers, config.lora_rank, config.lora_alpha)
+        policy.add_lora(config.lora_layers, config.lora_rank, config.lora_alpha)
     except ValueError as error:
         raise InputError(f"--lora-layers: {error}") from error
+    return policy
+
+
+def run(config: Config, resume: bool, stop_after: int | None = None) -> None:
+    """A whole run: evaluate, train, evaluate, and the two pictures. Only rank 0 prints and writes."""
+    out, policy = Path(config.out), load_trainable(config)
     with tempfile.TemporaryDirectory() as scratch:
-        samples, held_out = load_samples(config, policy, Path(scratch))
-        if not resume:
-            claim(out, config)
-        print(f"{config.backbone}: {sum(p.numel() for p in trainable):,} trainable parameters; writing to {out}")
+        samples, held_out = load_samples(config, policy, Path(scratch), quiet=ranks.rank() > 0)
+        if ranks.rank() == 0:
+            if not resume:
+                claim(out, config)
+            trainable = sum(p.numel() for p in policy.adapter.parameters() if p.requires_grad)
+            print(f"{config.backbone}: {trainable:,} trainable parameters; writing to {out}")
         with policy.reference():
             before = measure(policy, held_out, config, "before")
-        train(policy, samples, config, out)
+        if not train(policy, samples, config, out, stop_after):
+            if ranks.rank() == 0:
+                print(f"stopped; continue with --resume {out}")
+            return
         after = measure(policy, held_out, config, "after")
-        (out / "results.json").write_text(json.dumps({"before": before, "after": after}, indent=1))
-        pictures.learning_curves([json.loads(line) for line in (out / "log.jsonl").open()], out / "learning_curves.png")
-        with policy.reference():
-            pictures.audit_sheet(audit_examples(policy, samples, config), out / "audit_sheet.png")
+        if ranks.rank() == 0:
+            finish_run(policy, samples, config, out, before, after)
+
+
+def finish_run(policy: Policy, samples: list[data.Sample], config: Config, out: Path, before: dict, after: dict) -> None:
+    """Writes adapter, results and pictures of a run that has ended, and prints its table."""
+    policy.adapter.save_pretrained(out / "adapter")
+    write_whole(out / "results.json", json.dumps({"before": before, "after": after}, indent=1).encode())
+    pictures.learning_curves([json.loads(line) for line in (out / "log.jsonl").open()], out / "learning_curves.png")
+    with policy.reference():
+        pictures.audit_sheet(audit_examples(policy, samples, config), out / "audit_sheet.png")
     print(markdown(before, after), f"\nwrote {out}/: log.jsonl, adapter/, learning_curves.png, audit_sheet.png")
 
 
@@ -396,35 +521,52 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def parse(argv: Sequence[str] | None) -> tuple[Config, bool]:
-    """The configuration that the command line asks for, and whether it resumes a run."""
+def make_parser() -> argparse.ArgumentParser:
+    """The command line: every field of Config, and what is not part of a configuration."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     for f in fields(Config):
         recipe = f"; tiny: {TINY_RECIPE[f.name]}" if f.name in TINY_RECIPE else ""
-        text = f"{f.metadata['help']} (default: {f.default}{recipe})"
-        parser.add_argument(flag(f.name), type=type(f.default), default=argparse.SUPPRESS, help=text)
+        text = f"{f.metadata['help']} (default: {f.default}{recipe})".replace("%", "%%")
+        kind = {"action": argparse.BooleanOptionalAction} if isinstance(f.default, bool) else {"type": type(f.default)}
+        parser.add_argument(flag(f.name), **kind, default=argparse.SUPPRESS, help=text)
     parser.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this directory")
-    given = vars(parser.parse_args(argv))
-    resume = given.pop("resume")
-    if resume:
-        return load_config(resume), True
+    parser.add_argument("--stop-after", type=int, metavar="N", help="stop after step N as an interruption would")
+    return parser
+
+
+def configure(given: dict) -> Config:
+    """The configuration of a new run: the flags given, then the tiny backbone's recipe, then the paper's defaults."""
     recipe = TINY_RECIPE if given.get("backbone", Config.backbone) == "tiny" else {}
-    used = {name: value for name, value in recipe.items() if name not in given}
-    config = Config(**{**used, **given})
+    config = Config(**(recipe | given))
     if not config.out:
         config = replace(config, out=f"runs/{Path(config.backbone).name}-{config.method}-{config.seed}")
-    if used:
-        print("the tiny backbone's recipe:", ", ".join(f"{flag(n)} {v}" for n, v in used.items()))
-    return config.check(), False
+    return config.check()
+
+
+def resumed(run: Path, given: dict) -> Config:
+    """The configuration of the run in a directory. Raises InputError if flags were given that contradict it."""
+    config = load_config(run)
+    config = replace(config, out=str(run))
+    if other := differences(config, replace(config, **given)):
+        raise InputError(f"--resume {run}: the run has its own configuration: {other}")
+    return config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input, with a message that says what was expected and what was found."""
+    given = vars(make_parser().parse_args(argv))
+    folder, stop_after = given.pop("resume"), given.pop("stop_after")
     try:
-        run(*parse(argv))
+        config = resumed(folder, given) if folder else configure(given)
+        from_recipe = [f"{flag(n)} {v}" for n, v in TINY_RECIPE.items() if config.backbone == "tiny" and n not in given]
+        if from_recipe and not folder and int(os.environ.get("RANK", 0)) == 0:
+            print("the tiny backbone's recipe:", ", ".join(from_recipe))
+        run(config, folder is not None, stop_after)
     except InputError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
+    finally:
+        ranks.finish()
     return 0
 
 

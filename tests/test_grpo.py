@@ -47,7 +47,8 @@ def test_loss_equals_a_double_loop(average):
         0.04,
     )
     mask = torch.arange(6) < torch.tensor(lengths)[:, None]
-    loss, stats = grpo.grpo_loss(new, old, ref, advantages, mask, low, high, beta, average, weights)
+    shares = grpo.token_shares(mask.double(), average)
+    loss, stats = grpo.grpo_loss(new, old, ref, advantages, shares, low, high, beta, weights)
 
     per_response, tokens, clipped = [], [], 0
     for i, n in enumerate(lengths):
@@ -69,15 +70,20 @@ def test_loss_equals_a_double_loop(average):
 def test_gradient_is_not_zero_at_ratio_one_although_the_loss_is():
     new = torch.full((2, 3), -1.0, requires_grad=True)
     mask = torch.ones(2, 3, dtype=torch.bool)
-    loss, stats = grpo.grpo_loss(new, new.detach(), new.detach(), torch.tensor([1.0, -1.0]), mask, 0.2, 0.2, 0.01, "response")
+    shares = grpo.token_shares(mask, "response")
+    loss, stats = grpo.grpo_loss(new, new.detach(), new.detach(), torch.tensor([1.0, -1.0]), shares, 0.2, 0.2, 0.01)
     loss.backward()
     assert float(loss.detach()) == 0 and stats["clip_fraction"] == 0
     torch.testing.assert_close(new.grad, torch.tensor([[-1.0] * 3, [1.0] * 3]) / 6)  # −A / (T · G)
 
 
-def test_an_empty_mask_contributes_nothing():
-    values, mask = torch.ones(2, 3), torch.tensor([[True] * 3, [False] * 3])
-    assert grpo.masked_average(values, mask, "response") == 0.5 and grpo.masked_average(values, mask & False, "token") == 0
+@pytest.mark.parametrize("average", grpo.AVERAGES)
+def test_shares_sum_to_one_and_an_empty_response_counts_nothing(average):
+    mask = torch.tensor([[True] * 3, [True, False, False]])
+    assert float(grpo.token_shares(mask, average).sum()) == pytest.approx(1)
+    mask[1] = False
+    assert (grpo.token_shares(mask, average)[1] == 0).all() and grpo.token_shares(mask, average).isfinite().all()
+    assert (grpo.token_shares(mask & False, average) == 0).all()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

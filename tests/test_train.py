@@ -1,13 +1,19 @@
 """The loop: seeds, resume, hooks, statistics, the command line and wrong input."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 
 import data
+import evaluate
 import train
 from models import Policy
 from train import METHODS, Config
@@ -80,18 +86,22 @@ def test_hooks_reach_the_gradient(samples, monkeypatch):
         policy, _ = fresh(SMALL)
         group = train.sample_group(policy, samples[0], SMALL, 6, train.seeded(0))
         judgement = train.judge(policy, group, SMALL)
-        rewards = torch.arange(6.0)
-        loss, _ = train.group_loss(policy, group, judgement, rewards, replace(SMALL, beta=0.0), first=True)
-        loss.backward()
+        train.learn(policy, group, judgement, torch.arange(6.0), replace(SMALL, beta=0.0), update=0, n=1)
         return torch.cat([p.grad.flatten() for p in policy.adapter.parameters() if p.requires_grad])
 
     plain = train.Method(METHODS["correctness"].reward)
     base = gradient(plain)
     assert base.abs().max() > 0
-    half = gradient(plain._replace(token_weights=lambda policy, group, j, log_probs, c: torch.full_like(log_probs, 0.5)))
+    half = gradient(plain._replace(token_weights=lambda policy, group, j, c: torch.full(group.responses.ids.shape, 0.5)))
     torch.testing.assert_close(half, base / 2)
-    both = gradient(plain._replace(extra_loss=lambda policy, group, j, log_probs, c: log_probs.mean()))
+    both = gradient(plain._replace(extra_loss=lambda policy, group, rows, log_probs, shares, c: (log_probs * shares).sum()))
     assert (both - base).abs().max() > 1e-6
+
+
+def test_chunks_of_rows_change_nothing(samples, tmp_path):
+    whole = trained(SMALL, samples, tmp_path / "whole")
+    chunked = trained(replace(SMALL, audit_rows=3, update_rows=1), samples, tmp_path / "chunked")
+    torch.testing.assert_close(whole, chunked, atol=1e-6, rtol=0)
 
 
 def test_statistics_of_a_group():
@@ -119,11 +129,10 @@ def test_the_paper_s_numbers_are_the_defaults():
     assert (c.lora_rank, c.lora_alpha, c.lora_layers, c.lr, c.beta, c.temperature) == (16, 32, 4, 1e-5, 0.01, 1.0)
 
 
-def test_tiny_brings_its_recipe_and_flags_override_it(capsys):
-    config, _ = train.parse(["--lr", "0.5"])
+def test_tiny_brings_its_recipe_and_flags_override_it():
+    config = train.configure({"lr": 0.5})
     assert config.lr == 0.5 and config.steps == train.TINY_RECIPE["steps"]
-    assert "--steps 150" in capsys.readouterr().out
-    config, _ = train.parse(["--backbone", "qwen2.5-vl-7b"])
+    config = train.configure({"backbone": "qwen2.5-vl-7b"})
     assert config.steps == 2000 and config.out == "runs/qwen2.5-vl-7b-answer-ced-0"
 
 
@@ -156,7 +165,8 @@ def test_bad_input_ends_with_two_and_leaves_nothing(tmp_path, monkeypatch, capsy
 def test_an_out_that_holds_a_run_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     train.claim(Path("runs/x"), replace(SMALL, out="runs/x", seed=5))
-    flags = [part for name, value in asdict(replace(SMALL, out="runs/x")).items() for part in (train.flag(name), str(value))]
+    flags = [part for name, value in asdict(replace(SMALL, out="runs/x")).items()
+             if not isinstance(value, bool) for part in (train.flag(name), str(value))]  # fmt: skip
     assert train.main(flags) == 2
     assert "seed 5, not 0" in capsys.readouterr().err
     assert [p.name for p in Path("runs/x").iterdir()] == ["config.json"]
@@ -185,3 +195,111 @@ def test_evaluate_refuses_what_is_not_there(tmp_path, capsys):
     assert evaluate.main(["--run", str(tmp_path)]) == 2
     assert evaluate.main(["--compare", str(tmp_path)]) == 2
     assert "results.json is missing" in capsys.readouterr().err
+
+
+# ── interruptions, damaged checkpoints, numbers that are not finite ──
+def test_stop_after_is_an_interruption_that_resume_continues_bit_for_bit(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--steps", "3", "--eval-prompts", "1", "--eval-group", "2", "--group-size", "4"]
+    assert train.main([*flags, "--out", "whole"]) == 0
+    assert train.main([*flags, "--out", "halves", "--stop-after", "2"]) == 0
+    assert "stopped; continue with --resume halves" in capsys.readouterr().out
+    assert not Path("halves/adapter").exists()
+    assert train.main(["--resume", "halves"]) == 0
+    states = [torch.load(f"{run}/state.pt", weights_only=True) for run in ("whole", "halves")]
+    assert all(torch.equal(states[0]["adapter"][n], states[1]["adapter"][n]) for n in states[0]["adapter"])
+    assert json.loads(Path("whole/results.json").read_text()) == json.loads(Path("halves/results.json").read_text())
+    assert train.main(["--resume", "halves", "--lr", "0.5", "--seed", "0"]) == 2
+    error = capsys.readouterr().err
+    assert "the run has its own configuration: lr 0.0001, not 0.5" in error and "seed" not in error
+
+
+def test_sigterm_finishes_the_step_and_saves(samples, tmp_path, monkeypatch):
+    policy, _ = fresh(SMALL)
+    step = train.train_step
+
+    def interrupted(*args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return step(*args)
+
+    monkeypatch.setattr(train, "train_step", interrupted)
+    assert train.train(policy, samples, SMALL, tmp_path) is False
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["step"] == 1
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(samples, tmp_path):
+    config = replace(SMALL, save_every=1)
+    trained(config, samples, tmp_path)
+    state = tmp_path / "state.pt"
+    state.write_bytes(state.read_bytes()[:1000])
+    with pytest.raises(
+        data.InputError, match=r"state.pt: the checkpoint is damaged .*remove it to continue from .*state.previous.pt"
+    ):
+        trained(config, samples, tmp_path)
+    state.unlink()
+    assert torch.equal(trained(config, samples, tmp_path), trained(config, samples, tmp_path / "again"))
+
+
+def test_a_gradient_that_is_not_finite_skips_the_step_and_five_in_a_row_stop_the_run(samples, tmp_path, monkeypatch):
+    config = replace(SMALL, steps=9, save_every=1)
+    policy, _ = fresh(config)
+    rewards_of, calls = train.rewards_of, []
+
+    def poisoned(judgement, sample, config):
+        calls.append(sample)
+        bad = len(calls) in (1, 2) or len(calls) > 2 * 3  # the first step, then every step from the fourth on
+        return rewards_of(judgement, sample, config) + (float("nan") if bad else 0)
+
+    monkeypatch.setattr(train, "rewards_of", poisoned)
+    with pytest.raises(data.InputError, match="step 7: the loss or gradient was not finite 5 steps in a row"):
+        train.train(policy, samples, config, tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").open()]
+    assert [row["skipped"] for row in rows] == [True, False, False, True, True, True, True]
+    assert weights(policy).isfinite().all()
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert all(w.isfinite().all() for w in state["adapter"].values()) and state["bad_steps"] == 4
+
+
+# ── several processes ──
+@pytest.mark.parametrize("prompts", [3])
+def test_two_ranks_give_the_weights_of_one(tmp_path, prompts):
+    """Three prompts a step do not divide by two ranks; on one prompt in four a rank has nothing to do."""
+    flags = [
+        "--steps",
+        "3",
+        "--prompts-per-step",
+        str(prompts),
+        "--group-size",
+        "4",
+        "--eval-prompts",
+        "1",
+        "--eval-group",
+        "2",
+    ]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    one = [sys.executable, ROOT / "train.py", *flags, "--out", "one"]
+    two = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        ROOT / "train.py",
+        *flags,
+        "--out",
+        "two",
+    ]
+    for command in (one, two):
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+    assert done.stdout.count("| conflict | all |") == 1  # rank 0 alone prints
+    states = [torch.load(tmp_path / run / "state.pt", weights_only=True)["adapter"] for run in ("one", "two")]
+    for name in states[0]:
+        torch.testing.assert_close(states[0][name], states[1][name], atol=1e-6, rtol=0)
+    results = [json.loads((tmp_path / run / "results.json").read_text()) for run in ("one", "two")]
+    assert results[0]["before"] == results[1]["before"]
+    logs = [[json.loads(line) for line in (tmp_path / run / "log.jsonl").open()] for run in ("one", "two")]
+    for a, b in zip(*logs):
+        assert a["reward"] == pytest.approx(b["reward"], abs=1e-5) and a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
