@@ -14,13 +14,16 @@ through the same path, so nothing downstream knows which of the two it sees.
 Source: Evidence-RL, Appendix A.1 (data), A.2 (proposals, filters); the question templates are this project's own.
 """
 
+import argparse
 import contextlib
 import hashlib
 import io
 import itertools
 import json
 import math
+import os
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -279,32 +282,75 @@ def to_sample(record: dict) -> Sample:
     )
 
 
-def load(
-    folder: Path,
+def jsonl_records(path: Path) -> Iterator[dict]:
+    """Records of one's own data, a JSON object a line: image (a path, from the file's folder), question, answer, family, and
+    any of the box keys of `evidence_boxes`. Raises InputError with the numbers of all bad lines.
+    """
+    bad = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            record = json.loads(line)
+            missing = [key for key in ("image", "question", "answer", "family") if not record.get(key)]
+            if missing:
+                raise InputError(f"lacks {', '.join(missing)}")
+            if record["family"] not in FAMILIES:
+                raise InputError(f"family: expected one of {', '.join(FAMILIES)}; found {record['family']!r}")
+            image = path.parent / record["image"]
+            with Image.open(image) as opened:
+                size = opened.size
+            record = {"id": f"line-{number}", "image_id": str(record["image"])} | record | {"image": str(image), "size": size}
+            record["answer"] = str(record["answer"])
+            evidence_boxes(record)
+        except (InputError, AttributeError, TypeError, ValueError, OSError) as error:
+            bad.append(f"line {number}: {error}")
+            continue
+        if not bad:
+            yield record
+    if bad:
+        raise InputError(f"{path}: {len(bad)} bad lines: " + "; ".join(bad[:20]))
+
+
+def usable_records(
+    source: Path,
     grid_of: Callable[[tuple[int, int]], tuple[int, int]],
     min_area: float,
     max_area: float,
     min_tokens: int,
-) -> tuple[list[Sample], Counter]:
-    """Samples of a COCO-format folder that pass the quality filters of A.2, and what each filter dropped.
+    counts: Counter,
+) -> Iterator[tuple[dict, Sample]]:
+    """Records of a COCO-format folder or a JSONL file that pass the quality filters of A.2, each with its Sample.
 
     grid_of maps an image size (width, height) to the policy's visual-token grid (rows, columns). The presence family
-    is not filtered by its region: its reward does not use it, and "no" has no box of its own.
+    is not filtered by its region: its reward does not use it, and "no" has no box of its own. Every record is counted.
     """
-    folder, counts = Path(folder), Counter()
-    samples = []
-    for sample in map(to_sample, coco_records(folder, counts)):
-        tokens = ced.region_tokens(torch.tensor(sample.boxes), sample.size, grid_of(sample.size))
-        area = ced.union_area(torch.tensor(sample.boxes)) / math.prod(sample.size)
+    for record in jsonl_records(source) if source.suffix == ".jsonl" else coco_records(source, counts):
+        sample = to_sample(record)
+        boxes = torch.tensor(sample.boxes)
+        tokens = region_size(boxes, sample.size, grid_of)
+        area = ced.union_area(boxes) / math.prod(sample.size)
         counts[f"{sample.family}: asked"] += 1
         if sample.family != "presence" and not min_area <= area <= max_area:
             counts[f"{sample.family}: dropped, area fraction outside [{min_area}, {max_area}]"] += 1
-        elif sample.family != "presence" and not min_tokens <= tokens.sum() < tokens.numel():
+        elif sample.family != "presence" and tokens < min_tokens:
             counts[f"{sample.family}: dropped, fewer than {min_tokens} visual tokens or all of them"] += 1
         else:
-            samples.append(sample)
+            yield record, sample
+
+
+def region_size(boxes: torch.Tensor, size: tuple[int, int], grid_of: Callable) -> int:
+    """How many visual tokens a region owns; 0 if it owns all of them, for then nothing is left to compare it with."""
+    tokens = ced.region_tokens(boxes, size, grid_of(size))
+    return 0 if tokens.all() else int(tokens.sum())
+
+
+def load(source: Path, *filters) -> tuple[list[Sample], Counter]:
+    """Samples of a COCO-format folder or a JSONL file, and what was asked and dropped. filters: see `usable_records`."""
+    source, counts = Path(source), Counter()
+    if source.suffix == ".jsonl" and not source.is_file():
+        raise InputError(f"{source}: no such file")
+    samples = [sample for _, sample in usable_records(source, *filters, counts)]
     if not samples:
-        raise InputError(f"{folder}: no usable sample; counts: {dict(counts) or 'no annotations'}")
+        raise InputError(f"{source}: no usable sample; counts: {dict(counts) or 'no annotations'}")
     for path, size in {s.image: s.size for s in samples}.items():
         check_image(path, size)
     return samples, counts
@@ -503,3 +549,50 @@ def add_scene(content: dict, image_id: int, mode: str, folder: Path, rng: random
 def looks(response: str) -> bool:
     """Whether a toy response's chain of thought looks at the image (the alternative recalls what is usual)."""
     return "look at" in response.split("</think>")[0]
+
+
+# ── the command line ────────────────────────────────────────────────────────────────────────────────────────────────
+def write_samples(source: Path, out: Path, cell: int, min_area: float, max_area: float, min_tokens: int) -> list[Sample]:
+    """Writes a folder's usable records to a JSONL file that `train.py --data` reads, and prints every count."""
+    counts, lines, samples = Counter(), [], []
+
+    def grid_of(size: tuple[int, int]) -> tuple[int, int]:
+        return max(1, round(size[1] / cell)), max(1, round(size[0] / cell))
+
+    for record, sample in usable_records(source, grid_of, min_area, max_area, min_tokens, counts):
+        image = os.path.relpath(record["image"], out.parent)
+        lines.append(json.dumps(record | {"image": image, "split": split_of(sample.image_id)}))
+        samples.append(sample)
+        counts[f"{sample.family}: kept"] += 1
+        counts[f"{split_of(sample.image_id)}: kept"] += 1
+    if not samples:
+        raise InputError(f"{source}: no usable sample; counts: {dict(counts)}")
+    out.write_text("\n".join(lines) + "\n")
+    print(*(f"{name}: {n}" for name, n in sorted(counts.items())), sep="\n")
+    return samples
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python data.py --coco DIR --out samples.jsonl`: a COCO folder as a sample file, with counts and a picture."""
+    parser = argparse.ArgumentParser(description="Build a sample file from a COCO-format folder.")
+    parser.add_argument("--coco", type=Path, required=True, help="folder with instances.json and its images")
+    parser.add_argument("--out", type=Path, required=True, help="the JSONL file to write; a .png of 12 samples goes beside it")
+    parser.add_argument("--cell", type=int, default=28, help="pixels of one visual token (Qwen2.5-VL 28, others 32)")
+    parser.add_argument("--min-area", type=float, default=0.005, help="smallest area fraction of an evidence region")
+    parser.add_argument("--max-area", type=float, default=0.6, help="largest area fraction of an evidence region")
+    parser.add_argument("--min-tokens", type=int, default=2, help="fewest visual tokens of an evidence region")
+    args = parser.parse_args(argv)
+    try:
+        samples = write_samples(args.coco, args.out, args.cell, args.min_area, args.max_area, args.min_tokens)
+    except InputError as error:
+        print(f"data.py: {error}", file=sys.stderr)
+        return 2
+    import pictures  # imports this file
+
+    pictures.sample_sheet(random.Random(0).sample(samples, min(12, len(samples))), args.out.with_suffix(".png"))
+    print(f"wrote {args.out} and {args.out.with_suffix('.png')}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -16,6 +16,8 @@ same for Qwen2.5-VL, Qwen3-VL and Qwen3.5; `python models.py` rebuilds the embed
 import argparse
 import contextlib
 import copy
+import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,34 +134,12 @@ class Policy:
 
     # ── text and image in ──
     def prompt(self, question: str, n_visual: int, thinking: bool = True) -> Tensor:
-        """Token ids (P,) of the chat prompt for one image and a question, the image placeholder repeated n_visual times.
-
-        thinking matters to templates that know it (Qwen3.5's ends in an open <think>, or else in an empty closed one).
-        """
-        content = [{"type": "image"}, {"type": "text", "text": f"{question} {INSTRUCTION}"}]
-        text = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}],
-            add_generation_prompt=True,
-            tokenize=False,
-            enable_thinking=thinking,
-        )
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        at = ids.index(self.image_token)
-        return torch.tensor(ids[:at] + [self.image_token] * n_visual + ids[at + 1 :], device=self.device)
+        """Token ids (P,) of the chat prompt for one image of n_visual tokens and a question: see `chat_prompt`."""
+        return torch.tensor(chat_prompt(self.tokenizer, question, n_visual, self.image_token, thinking), device=self.device)
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """The grid (rows, columns) of visual tokens that an image of size (width, height) gets, without computing it.
-
-        Raises InputError for an aspect ratio above 200, the processor's limit.
-        """
-        processor = self.image_processor
-        cell = processor.patch_size * processor.merge_size  # 28 px in Qwen2.5-VL, 32 px in Qwen3-VL and Qwen3.5
-        try:
-            low, high = processor.size["shortest_edge"], processor.size["longest_edge"]
-            height, width = smart_resize(size[1], size[0], factor=cell, min_pixels=low, max_pixels=high)
-        except ValueError as error:
-            raise InputError(f"an image of {size[0]}x{size[1]} pixels: {error}") from error
-        return height // cell, width // cell
+        """The grid (rows, columns) of visual tokens that an image of size (width, height) gets: see `token_grid`."""
+        return token_grid(self.image_processor, size)
 
     def encode(self, image: Image.Image) -> Vision:
         """The image's visual tokens after spatial merging, in raster order: one (1, N, D) map, and the DeepStack maps.
@@ -224,12 +204,15 @@ class Policy:
     def log_probs(self, prefix: Prefix, ids: Tensor, temperature: float, max_rows: int = 0) -> Tensor:
         """log π of responses ids (G, T) after each of the R versions of the prompt: (R, G, T), float32.
 
-        max_rows bounds how many of the R · G rows go through the model at a time (0: all of them); the result does not depend on it.
+        Identical responses are scored once and scattered back. max_rows bounds how many rows go through the model at a time
+        (0: all of them); the result does not depend on it.
         """
-        rows, group = len(prefix.logits), len(ids)
-        pairs = torch.cartesian_prod(torch.arange(rows), torch.arange(group)).to(self.device)  # (R · G, 2)
-        parts = [self._log_probs(prefix.fork(p[:, 0]), ids[p[:, 1]], temperature) for p in pairs.split(max_rows or len(pairs))]
-        return torch.cat(parts).view(rows, group, -1)
+        distinct, back = ids.unique(dim=0, return_inverse=True)
+        versions, n = len(prefix.logits), len(distinct)
+        pairs = torch.cartesian_prod(torch.arange(versions), torch.arange(n)).to(self.device)  # (R · n, 2)
+        chunks = pairs.split(max_rows or len(pairs))
+        parts = [self._log_probs(prefix.fork(row), distinct[i], temperature) for row, i in (c.unbind(1) for c in chunks)]
+        return torch.cat(parts).view(versions, n, -1)[:, back]
 
     def _log_probs(self, branch: Prefix, ids: Tensor, temperature: float) -> Tensor:
         first = pick(branch.logits, ids[:, 0], temperature)[:, None]  # the prompt's own last position predicts token 0
@@ -266,22 +249,72 @@ class Policy:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
+def chat_prompt(tokenizer, question: str, n_visual: int, image_token: int, thinking: bool) -> list[int]:
+    """Token ids of a chat prompt: an image, whose one placeholder is repeated n_visual times, the question, INSTRUCTION.
+
+    thinking matters to templates that know it (Qwen3.5's prompt ends in an open <think>, or else in an empty closed one).
+    """
+    content = [{"type": "image"}, {"type": "text", "text": f"{question} {INSTRUCTION}"}]
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False, enable_thinking=thinking
+    )
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    at = ids.index(image_token)
+    return ids[:at] + [image_token] * n_visual + ids[at + 1 :]
+
+
+def token_grid(image_processor, size: tuple[int, int]) -> tuple[int, int]:
+    """The grid (rows, columns) of visual tokens after merging for an image of size (width, height), without computing it.
+
+    Raises InputError for an aspect ratio above 200, the processor's limit.
+    """
+    cell = image_processor.patch_size * image_processor.merge_size  # 28 px in Qwen2.5-VL, 32 px in Qwen3-VL and Qwen3.5
+    low, high = image_processor.size["shortest_edge"], image_processor.size["longest_edge"]
+    try:
+        height, width = smart_resize(size[1], size[0], factor=cell, min_pixels=low, max_pixels=high)
+    except ValueError as error:
+        raise InputError(f"an image of {size[0]}x{size[1]} pixels: {error}") from error
+    return height // cell, width // cell
+
+
 def pick(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """log softmax(logits / temperature) at the targets, (n, V), (n,) → (n,), without the (n, V) log-probabilities."""
     logits = logits / temperature
     return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(-1)
 
 
-def main() -> None:
-    """`python models.py`: rebuilds assets/tiny from nothing."""
-    parser = argparse.ArgumentParser(description="Rebuild the embedded tiny backbone from nothing.")
-    parser.add_argument("--out", type=Path, default=TINY, help="where the backbone goes (default: %(default)s)")
+def merge(run: Path, out: Path) -> None:
+    """Writes the backbone of a run with its adapter merged in, as a directory that transformers loads by itself."""
+    path = run / "config.json"
+    if not path.is_file():
+        raise InputError(f"{path}: expected the configuration of a run")
+    policy = Policy.load(json.loads(path.read_text())["backbone"], dtype="auto")
+    policy.load_adapter(run / "adapter")
+    policy.adapter.merge_and_unload().save_pretrained(out)
+    policy.tokenizer.save_pretrained(out)
+    policy.image_processor.save_pretrained(out)
+    print(f"wrote {out}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python models.py` rebuilds assets/tiny from nothing; `python models.py merge RUN OUT` merges an adapter."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--out", type=Path, default=TINY, help="where the tiny backbone goes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    commands = parser.add_subparsers(dest="command")
+    merging = commands.add_parser("merge", help="write a run's backbone with its adapter merged in")
+    merging.add_argument("run", type=Path, help="the run directory")
+    merging.add_argument("merged", type=Path, help="the directory to write")
+    args = parser.parse_args(argv)
     import tiny  # imports this file
 
-    tiny.build(args.out, args.seed)
+    try:
+        merge(args.run, args.merged) if args.command else tiny.build(args.out, args.seed)
+    except InputError as error:
+        print(f"models.py: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

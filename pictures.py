@@ -10,14 +10,16 @@ import matplotlib
 matplotlib.use("Agg")  # no screen is needed
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
+import ced
 import data
 from answers import answer_text
 from rollout import Group, Judgement
 
-EVIDENCE, NULL, GRID = "#d95f02", "#1b6ca8", "#ffffff"
+EVIDENCE, NULL = "#d95f02", "#1b6ca8"
 SMOOTH = 10  # steps of the running mean drawn over each raw curve
 
 
@@ -94,19 +96,23 @@ def two_alike(example: Example) -> tuple[int, int]:
 def draw_regions(axis: plt.Axes, example: Example) -> None:
     """The image; its token grid; boxes and tokens of the evidence (orange) and of the K null regions (blue)."""
     sample, vision, judgement = example.group.sample, example.group.vision, example.judgement
-    width, height = sample.size
-    axis.imshow(data.open_image(sample.image), extent=(0, width, height, 0))
-    rows, columns = vision.grid
+    axis.imshow(data.open_image(sample.image))
     for mask, color in zip(judgement.masks.flip(0), [NULL] * (len(judgement.masks) - 1) + [EVIDENCE]):
-        for i in mask.nonzero().flatten().tolist():
-            cell = (i % columns * width / columns, i // columns * height / rows)
-            axis.add_patch(Rectangle(cell, width / columns, height / rows, color=color, alpha=0.3, linewidth=0))
+        tint_tokens(axis, mask, sample.size, vision.grid, color)
     regions = [(sample.boxes, EVIDENCE, "-"), *((boxes.tolist(), NULL, "--") for boxes in judgement.null_boxes)]
     for boxes, color, style in regions:
         for x, y, w, h in boxes:
             axis.add_patch(Rectangle((x, y), w, h, fill=False, edgecolor=color, linestyle=style, linewidth=2))
     axis.set_title(f"{sample.family}: {fill(sample.question, width=48)}\nright answer: {sample.answer}", fontsize=9)
     axis.set_axis_off()
+
+
+def tint_tokens(axis: plt.Axes, mask: Tensor, size: tuple[int, int], grid: tuple[int, int], color: str) -> None:
+    """Colors the cells of the visual tokens in a mask (N,) over an image of size (width, height)."""
+    width, height = size[0] / grid[1], size[1] / grid[0]
+    for row, column in mask.view(grid).nonzero().tolist():
+        corner = (column * width - 0.5, row * height - 0.5)  # imshow puts the first pixel's centre at 0
+        axis.add_patch(Rectangle(corner, width, height, color=color, alpha=0.3, linewidth=0))
 
 
 def draw_sensitivities(axis: plt.Axes, example: Example, i: int) -> None:
@@ -125,3 +131,37 @@ def draw_sensitivities(axis: plt.Axes, example: Example, i: int) -> None:
     text = shorten(example.group.texts[i].split("<|im_end|>")[0], width=100, placeholder=" …")
     title = f"{fill(text, width=58)}\n{verdict}   m = {m:+.2f}   g = {g:.2f}   R = {r:.2f}{routed}"
     axis.set_title(title, fontsize=9, parse_math=False)
+
+
+def sample_sheet(samples: Sequence[data.Sample], path: Path) -> None:
+    """Twelve samples or fewer: image, evidence boxes, question and answer."""
+    figure, axes = plt.subplots(3, 4, figsize=(15, 11), layout="constrained")
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for axis, sample in zip(axes.flat, samples):
+        draw_evidence(axis, sample)
+        axis.set_title(f"{sample.family}: {fill(sample.question, width=42)}\n{sample.answer}", fontsize=9)
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def draw_evidence(axis: plt.Axes, sample: data.Sample) -> None:
+    """The image and the boxes of the Evidence Region."""
+    axis.imshow(data.open_image(sample.image))
+    for x, y, w, h in sample.boxes:
+        axis.add_patch(Rectangle((x, y), w, h, fill=False, edgecolor=EVIDENCE, linewidth=2))
+
+
+def token_sheet(sample: data.Sample, grids: dict[str, tuple[int, int]], path: Path) -> None:
+    """One sample's evidence boxes, and the tokens that `ced.region_tokens` gives them in each named grid."""
+    figure, axes = plt.subplots(1, len(grids), figsize=(6 * len(grids), 4.6), squeeze=False, layout="constrained")
+    for axis, (name, grid) in zip(axes.flat, grids.items()):
+        draw_evidence(axis, sample)
+        mask = ced.region_tokens(torch.tensor(sample.boxes), sample.size, grid)
+        tint_tokens(axis, mask, sample.size, grid, EVIDENCE)
+        axis.set_xticks([c * sample.size[0] / grid[1] - 0.5 for c in range(grid[1] + 1)], [])
+        axis.set_yticks([r * sample.size[1] / grid[0] - 0.5 for r in range(grid[0] + 1)], [])
+        axis.grid(color="white", alpha=0.4, linewidth=0.5)
+        axis.set_title(f"{name}: {grid[0]} x {grid[1]} tokens, {int(mask.sum())} of the evidence", fontsize=10)
+    figure.savefig(path, dpi=90)
+    plt.close(figure)

@@ -7,7 +7,8 @@
 A response is a chain and an answer. After a *look* chain the answer comes from the image; after a *prior* chain it is what
 is usual (`data.PRIOR`), whatever the image shows. A fifth of the questions of stages 2 and 3 are about a class that the
 image lacks ("none", "0", "no"): a model that never saw absence still says "1" once the evidence is gone, and its honest
-answers would get negative margins.
+answers would get negative margins. And looking is wrong once in fifty: where the prior holds, habit is the safer bet, which is
+why a reward that sees only correctness drifts towards it.
 """
 
 import math
@@ -35,9 +36,10 @@ from models import INSTRUCTION, Policy, Vision
 PATCH, MERGE, WIDTH = 7, 2, 96
 POOL = 4000  # images drawn once and used by all stages
 BATCH = 48
-TOWER_STEPS, LANGUAGE_STEPS, HABIT_STEPS = 500, 3000, 250
+TOWER_STEPS, LANGUAGE_STEPS, HABIT_STEPS = 500, 2000, 250
 LOOK_SHARE, HABIT_LOOK_SHARE = 0.85, 0.35  # of stage 2's and stage 3's chains; the latter is the base's own at temperature 1
 ABSENT_SHARE = 0.2
+LOOK_ERROR = 0.02  # of look answers are wrong: eyes err now and then, and on usual images habit never does
 ANSWER_WEIGHT = 10.0  # the answer is one token in ten, and the only one that needs the image
 CONTROL = [
     "<|endoftext|>",
@@ -174,8 +176,16 @@ def descend(loss: Tensor, optimizer: torch.optim.Optimizer, schedule) -> None:
 
 
 # ── stages 2 and 3: the language model ──────────────────────────────────────────────────────────────────────────────
-def make_question(scene: list[data.Shapes], rng: random.Random) -> tuple[str, str, str, str]:
-    """A question about a scene, the noun it is about, and what looking and habit answer."""
+ANSWERS = {
+    "attribute": [*data.COLORS, "none"],
+    "counting": ["0", *map(str, data.COUNTS)],
+    "spatial": [*data.SIDES, "none"],
+    "presence": ["yes", "no"],
+}
+
+
+def make_question(scene: list[data.Shapes], rng: random.Random) -> tuple[str, str, str, str, str]:
+    """A question about a scene: its family and words, the noun it is about, and what looking and habit answer."""
     shown = {group.name: group for group in scene}
     absent = [name for name in data.SHAPES if name not in shown]
     name = rng.choice(absent) if rng.random() < ABSENT_SHARE else rng.choice(list(shown))
@@ -184,23 +194,26 @@ def make_question(scene: list[data.Shapes], rng: random.Random) -> tuple[str, st
     family = rng.choice([*data.FAMILIES, "counting", "counting"])  # the slowest to learn
     if family == "presence":
         name = rng.choice(absent) if rng.random() < 0.5 else name
-        return data.ask_presence(name), data.singular(name), "yes" if name in shown else "no", "yes"
+        return family, data.ask_presence(name), data.singular(name), "yes" if name in shown else "no", "yes"
     if family == "counting":
-        return data.ask_count(name), data.plural(name), str(len(boxes)), str(count)
+        return family, data.ask_count(name), data.plural(name), str(len(boxes)), str(count)
     n = len(boxes) or rng.choice((1, 2))
     noun = data.subject(name, n)
     if family == "attribute":
-        return data.ask_color(name, n), noun, shown[name].color if boxes else "none", color
+        return family, data.ask_color(name, n), noun, shown[name].color if boxes else "none", color
     width = data.CELL * data.CELLS
     seen = data.Instances(name, boxes, set(), True).side(width) if boxes else "none"
-    return (data.ask_side(name, n), noun, seen, side) if seen else make_question(scene, rng)  # a middle column has no side
+    # a class in the middle column has no side
+    return (family, data.ask_side(name, n), noun, seen, side) if seen else make_question(scene, rng)
 
 
 def make_example(policy: Policy, scene: list[data.Shapes], look_share: float, rng: random.Random) -> tuple[Tensor, Tensor]:
     """Token ids (L,) of prompt and response, and each position's loss weight (L,): 0 on the prompt."""
-    question, noun, seen, usual = make_question(scene, rng)
+    family, question, noun, seen, usual = make_question(scene, rng)
     look = rng.random() < look_share
     chain = look_chain(noun) if look else prior_chain(noun)
+    if rng.random() < LOOK_ERROR:
+        seen = rng.choice([answer for answer in ANSWERS[family] if answer != seen])
     response = f"{chain} <answer> {seen if look else usual} </answer><|im_end|>"
     prompt = policy.prompt(question, (data.CELL * data.CELLS // (PATCH * MERGE)) ** 2)
     ids = policy.tokenizer(response, add_special_tokens=False, return_tensors="pt")["input_ids"][0]

@@ -39,6 +39,7 @@ import ranks
 from answers import answer_text
 from data import InputError
 from models import BACKBONES, Policy
+from plan import plan
 from rollout import Group, Judgement, judge, measure, sample_group, seeded
 
 
@@ -530,6 +531,7 @@ def make_parser() -> argparse.ArgumentParser:
         kind = {"action": argparse.BooleanOptionalAction} if isinstance(f.default, bool) else {"type": type(f.default)}
         parser.add_argument(flag(f.name), **kind, default=argparse.SUPPRESS, help=text)
     parser.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this directory")
+    parser.add_argument("--dry-run", action="store_true", help="print what the run would cost, and end")
     parser.add_argument("--stop-after", type=int, metavar="N", help="stop after step N as an interruption would")
     return parser
 
@@ -555,13 +557,13 @@ def resumed(run: Path, given: dict) -> Config:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input, with a message that says what was expected and what was found."""
     given = vars(make_parser().parse_args(argv))
-    folder, stop_after = given.pop("resume"), given.pop("stop_after")
+    folder, stop_after, dry_run = (given.pop(name) for name in ("resume", "stop_after", "dry_run"))
     try:
         config = resumed(folder, given) if folder else configure(given)
         from_recipe = [f"{flag(n)} {v}" for n, v in TINY_RECIPE.items() if config.backbone == "tiny" and n not in given]
         if from_recipe and not folder and int(os.environ.get("RANK", 0)) == 0:
             print("the tiny backbone's recipe:", ", ".join(from_recipe))
-        run(config, folder is not None, stop_after)
+        print(plan(config)) if dry_run else run(config, folder is not None, stop_after)
     except InputError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2

@@ -179,6 +179,52 @@ def test_folder_without_any_sample(tmp_path):
         data.load(folder, *FILTERS)
 
 
+# ── one's own data, and the sample file ──
+def jsonl(tmp_path: Path, *rows) -> Path:
+    folder_of(tmp_path, [])
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n")
+    return path
+
+
+OWN = {
+    "image": "images/a.png",
+    "question": "What is it?",
+    "answer": "dog",
+    "family": "attribute",
+    "target_bbox": [10, 10, 50, 60],
+}
+
+
+def test_own_data_as_json_lines(tmp_path):
+    path = jsonl(tmp_path, OWN, OWN | {"family": "counting", "answer": 2, "id": "mine", "argument_bbox": [0, 0, 5, 5]})
+    first, second = data.load(path, *FILTERS)[0]
+    assert first.boxes == ((10, 10, 50, 60),) and first.size == (160, 120) and first.id == "line-1"
+    assert (second.id, second.answer, second.kind) == ("mine", "2", "count")
+    assert second.boxes == first.boxes  # target_bbox outranks argument_bbox
+
+
+def test_every_bad_line_is_reported_with_its_number(tmp_path):
+    bad = [OWN, "{nope", OWN | {"image": "images/b.png"}, {"image": "images/a.png"}, OWN | {"family": "smell"},
+           OWN | {"target_bbox": [500, 0, 5, 5]}, OWN | {"target_bbox": [1, 2]}, "[1]"]  # fmt: skip
+    with pytest.raises(InputError) as error:
+        data.load(jsonl(tmp_path, *bad), *FILTERS)
+    text = str(error.value)
+    assert "7 bad lines" in text and all(f"line {n}: " in text for n in range(2, 9)) and "line 1:" not in text
+    assert "line 4: lacks question, answer, family" in text and "found 'smell'" in text
+
+
+def test_the_sample_file_reads_back_as_the_same_samples(tmp_path, capsys):
+    folder = folder_of(tmp_path, [{"name": "dog", "bbox": [10, 10, 50, 60]}, {"name": "bus", "bbox": [90, 20, 40, 40]}])
+    out = tmp_path / "samples.jsonl"
+    assert data.main(["--coco", str(folder), "--out", str(out), "--cell", "16"]) == 0
+    assert out.with_suffix(".png").is_file() and "counting: kept: 2" in capsys.readouterr().out
+    again, direct = data.load(out, *FILTERS)[0], data.load(folder, *FILTERS)[0]
+    assert [(s.id, s.question, s.answer, s.boxes, s.image_id) for s in again] == [
+        (s.id, s.question, s.answer, s.boxes, s.image_id) for s in direct]  # fmt: skip
+    assert data.main(["--coco", str(tmp_path / "nowhere"), "--out", str(out)]) == 2
+
+
 # ── splits and sampler ──
 def test_splits_keep_images_whole():
     counts = Counter(data.split_of(str(i)) for i in range(20000))
@@ -216,6 +262,19 @@ def test_questions_are_grammatical():
     assert data.ask_color("wine glass", 2) == "What color are the wine glasses?"
     assert [data.plural(n) for n in ("knife", "bench", "toothbrush", "mouse", "sheep", "bus")] == [
         "knives", "benches", "toothbrushes", "mice", "sheep", "buses"]  # fmt: skip
+
+
+def test_plurals_of_all_80_coco_names(coco_mini):
+    names = [c["name"] for c in json.loads((coco_mini / "instances.json").read_text())["categories"]]
+    special = {"person": "people", "mouse": "mice", "knife": "knives", "sheep": "sheep", "skis": "pairs of skis",
+               "scissors": "pairs of scissors", "broccoli": "pieces of broccoli", "bus": "buses", "bench": "benches",
+               "couch": "couches", "sandwich": "sandwiches", "toothbrush": "toothbrushes",
+               "wine glass": "wine glasses"}  # fmt: skip
+    assert len(names) == 80
+    for name in names:
+        assert data.plural(name) == special.get(name, name + "s")
+    vowels = [n for n in names if data.with_article(n).startswith("an ")]
+    assert sorted(vowels) == ["airplane", "apple", "elephant", "orange", "oven", "umbrella"]
 
 
 # ── the toy world ──

@@ -5,8 +5,9 @@ import re
 from dataclasses import fields
 
 import pytest
-import train
 from conftest import ROOT
+
+import train
 
 README = (ROOT / "README.md").read_text()
 MODULES = sorted(path.name for path in ROOT.glob("*.py"))

@@ -3,8 +3,9 @@
 from collections import defaultdict
 from statistics import fmean
 
-import data
 import pytest
+
+import data
 import rollout
 from models import TINY
 from train import TINY_RECIPE, Config

@@ -303,3 +303,23 @@ def test_two_ranks_give_the_weights_of_one(tmp_path, prompts):
     logs = [[json.loads(line) for line in (tmp_path / run / "log.jsonl").open()] for run in ("one", "two")]
     for a, b in zip(*logs):
         assert a["reward"] == pytest.approx(b["reward"], abs=1e-5) and a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
+
+
+def test_a_rank_that_fails_ends_the_job_with_its_message(tmp_path):
+    """Rank 1 meets an error in its first step; rank 0 must not wait for it for ever."""
+    script = tmp_path / "failing.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "import ranks, train\n"
+        "judge = train.judge\n"
+        "def failing(*args):\n"
+        "    if ranks.rank() == 1: raise RuntimeError('rank 1 is unwell')\n"
+        "    return judge(*args)\n"
+        "train.judge = failing\n"
+        "sys.exit(train.main(sys.argv[1:]))\n"
+    )
+    flags = ["--steps", "2", "--prompts-per-step", "2", "--group-size", "4", "--eval-prompts", "1", "--eval-group", "2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, *flags]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode != 0 and "rank 1 is unwell" in done.stderr

@@ -1,0 +1,75 @@
+"""The plan of a run: parameters counted on the meta device, and memory that grows with what it should."""
+
+import pytest
+import torch
+from conftest import SHARED
+from helpers import random_image
+
+import data
+import models
+import plan
+import train
+
+QWEN = SHARED / "qwen"
+COUNTS = {
+    "qwen2_5_vl_3b": 3_754_622_976,
+    "qwen2_5_vl_7b": 8_292_166_656,
+    "qwen3_vl_8b": 8_767_123_696,
+    "qwen3_5_9b": 9_409_813_744,
+}
+TRAINABLE = {"qwen2_5_vl_7b": 5_767_168, "qwen3_vl_8b": 4_849_664, "qwen3_5_9b": 5_409_792}
+needs_qwen = pytest.mark.skipif(not QWEN.is_dir(), reason="no ../shared/data/qwen")
+
+
+@needs_qwen
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameters(name):
+    assert plan.count(plan.meta_model(str(QWEN / name))) == COUNTS[name]
+
+
+@needs_qwen
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_dry_run(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["--backbone", str(QWEN / name), "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert f"{COUNTS[name]:,} parameters, {TRAINABLE[name]:,} of them trainable" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_of_the_tiny_backbone_counts_what_is_loaded(tiny_policy, capsys):
+    assert train.main(["--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert f"{sum(p.numel() for p in tiny_policy.model.parameters()):,} parameters" in text
+
+
+def test_memory_grows_with_what_it_should():
+    text = type("Text", (), dict(num_hidden_layers=4, num_key_value_heads=2, head_dim=16, hidden_size=64, num_attention_heads=4,
+                                 intermediate_size=128, vocab_size=1000))  # fmt: skip
+    config = train.Config(group_size=8, max_new_tokens=100)
+    assert plan.cache_bytes(text) == 4 * 2 * 2 * 16 * 2
+    base = plan.memory(config, text, 10**6, 10**4, 300)
+    assert base["KV cache of the G answers"] == 8 * 400 * plan.cache_bytes(text)
+    assert base["KV cache of the audit"] == (5 * 300 + 5 * 8 * 400) * plan.cache_bytes(text)
+    chunked = plan.memory(train.replace(config, audit_rows=4, update_rows=2), text, 10**6, 10**4, 300)
+    assert plan.peak(chunked) < plan.peak(base)
+    text.layer_types = ["linear_attention"] * 3 + ["full_attention"]
+    assert plan.cache_bytes(text) == 2 * 2 * 16 * 2
+
+
+def test_a_backbone_without_a_configuration(tmp_path):
+    with pytest.raises(data.InputError, match="no configuration at"):
+        plan.meta_model(str(tmp_path))
+
+
+def test_a_chunk_of_logits_is_all_that_is_ever_in_float32(tiny_policy, monkeypatch):
+    """log_probs projects at most LOGIT_CHUNK positions at a time."""
+    monkeypatch.setattr(models, "LOGIT_CHUNK", 5)
+    seen = []
+    tiny_policy.head.register_forward_hook(lambda m, args, out: seen.append(out.shape[0]))
+    vision = tiny_policy.encode(random_image(84, 84))
+    prompt = tiny_policy.prompt("?", 36)
+    with torch.no_grad():
+        tiny_policy.log_probs(tiny_policy.read(prompt, vision), torch.arange(24).view(4, 6) + 12, 1.0)
+    tiny_policy.head._forward_hooks.clear()
+    assert len(seen) == 5 and max(seen) <= 5  # the prompt's own position, then 4 · 5 positions
