@@ -120,14 +120,14 @@ def draw_sensitivities(axis: plt.Axes, example: Example, i: int) -> None:
     s = example.judgement.s[:, i].tolist()
     names = ["evidence", *(f"null {k}" for k in range(1, len(s)))]
     bars = axis.bar(names, s, color=[EVIDENCE] + [NULL] * (len(s) - 1))
-    axis.bar_label(bars, fmt="%.2f", fontsize=8, padding=2)
+    axis.bar_label(bars, fmt="%.2g", fontsize=8, padding=2)
     axis.margins(y=0.15)
     axis.axhline(0, color="black", linewidth=0.8)
     axis.set_ylabel("s (nats)", fontsize=8)
     axis.tick_params(labelsize=8)
     m, g, r = float(example.judgement.m[i]), float(example.gates[i]), float(example.rewards[i])
     verdict = "right" if example.judgement.correct[i] else "wrong"
-    routed = "  (presence: by correctness alone)" if example.group.sample.family == "presence" else ""
+    routed = " (by correctness)" if example.group.sample.family == "presence" else ""
     text = shorten(example.group.texts[i].split("<|im_end|>")[0], width=100, placeholder=" …")
     title = f"{fill(text, width=58)}\n{verdict}   m = {m:+.2f}   g = {g:.2f}   R = {r:.2f}{routed}"
     axis.set_title(title, fontsize=9, parse_math=False)

@@ -36,7 +36,7 @@ from models import INSTRUCTION, Policy, Vision
 PATCH, MERGE, WIDTH = 7, 2, 96
 POOL = 4000  # images drawn once and used by all stages
 BATCH = 48
-TOWER_STEPS, LANGUAGE_STEPS, HABIT_STEPS = 500, 2000, 250
+TOWER_STEPS, LANGUAGE_STEPS, HABIT_STEPS = 500, 3000, 250
 LOOK_SHARE, HABIT_LOOK_SHARE = 0.85, 0.35  # of stage 2's and stage 3's chains; the latter is the base's own at temperature 1
 ABSENT_SHARE = 0.2
 LOOK_ERROR = 0.02  # of look answers are wrong: eyes err now and then, and on usual images habit never does

@@ -104,12 +104,11 @@ class Config:
         """This configuration if it can run. Raises InputError with the flag, what was expected and what was found."""
         at_least = {"steps": 1, "prompts_per_step": 1, "group_size": 2, "k": 1, "max_new_tokens": 1, "ring": 1,
                     "updates_per_step": 1, "lora_layers": 1, "lora_rank": 1, "eval_prompts": 1, "eval_group": 1,
-                    "save_every": 1, "audit_rows": 0, "update_rows": 0, "placement_tries": 0,
-                    "eps_margin": 0, "lr": 0}  # fmt: skip
+                    "save_every": 1, "audit_rows": 0, "update_rows": 0, "placement_tries": 0, "lr": 0}  # fmt: skip
         for name, least in at_least.items():
             if getattr(self, name) < least:
                 raise InputError(f"{flag(name)}: expected at least {least}; found {getattr(self, name)}")
-        for name in ("temperature", "tau_g"):
+        for name in ("temperature", "tau_g", "eps_margin", "eps_adv", "grad_clip"):
             if getattr(self, name) <= 0:
                 raise InputError(f"{flag(name)}: expected a number above 0; found {getattr(self, name)}")
         for name, allowed in {"method": METHODS, "intervention": ced.INTERVENTIONS, "average": grpo.AVERAGES}.items():
@@ -118,8 +117,8 @@ class Config:
         return self
 
 
-# What the tiny backbone needs otherwise: a run of two minutes. Everything else is the paper's.
 MAX_BAD_STEPS = 5  # in a row, of a gradient that is not finite, before a run gives up
+# What the tiny backbone needs otherwise: a run of two minutes. Everything else is the paper's.
 TINY_RECIPE = {"steps": 150, "prompts_per_step": 4, "group_size": 16, "lr": 1e-4, "max_new_tokens": 16}
 
 

@@ -29,6 +29,14 @@ def world(tmp_path_factory) -> dict[str, Path]:
     return data.draw_world(tmp_path_factory.mktemp("world"), seed=0)
 
 
+@pytest.fixture
+def small_world(monkeypatch):
+    """`train.py` draws a world of a tenth of the images, for time."""
+    import data
+
+    monkeypatch.setattr(data, "WORLD_SPLITS", {"train": 60, "consistent": 10, "conflict": 10})
+
+
 @pytest.fixture(scope="session")
 def tiny_policy():
     """The embedded backbone as shipped, without an adapter. Tests must not train it."""

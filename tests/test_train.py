@@ -152,7 +152,7 @@ def test_tiny_brings_its_recipe_and_flags_override_it():
         (["--steps", "many"], "--steps"),
     ],
 )
-def test_bad_input_ends_with_two_and_leaves_nothing(tmp_path, monkeypatch, capsys, flags, message):
+def test_bad_input_ends_with_two_and_leaves_nothing(tmp_path, monkeypatch, capsys, small_world, flags, message):
     monkeypatch.chdir(tmp_path)
     try:
         code = train.main(flags)
@@ -162,7 +162,7 @@ def test_bad_input_ends_with_two_and_leaves_nothing(tmp_path, monkeypatch, capsy
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_out_that_holds_a_run_is_refused(tmp_path, monkeypatch, capsys):
+def test_an_out_that_holds_a_run_is_refused(tmp_path, monkeypatch, capsys, small_world):
     monkeypatch.chdir(tmp_path)
     train.claim(Path("runs/x"), replace(SMALL, out="runs/x", seed=5))
     flags = [part for name, value in asdict(replace(SMALL, out="runs/x")).items()
@@ -172,7 +172,7 @@ def test_an_out_that_holds_a_run_is_refused(tmp_path, monkeypatch, capsys):
     assert [p.name for p in Path("runs/x").iterdir()] == ["config.json"]
 
 
-def test_the_whole_command(tmp_path, monkeypatch, capsys):
+def test_the_whole_command(tmp_path, monkeypatch, capsys, small_world):
     """`python train.py`, shortened: everything a run promises is there, and evaluate.py reads it."""
     monkeypatch.chdir(tmp_path)
     flags = ["--steps", "2", "--eval-prompts", "2", "--eval-group", "2", "--group-size", "4"]
@@ -198,7 +198,7 @@ def test_evaluate_refuses_what_is_not_there(tmp_path, capsys):
 
 
 # ── interruptions, damaged checkpoints, numbers that are not finite ──
-def test_stop_after_is_an_interruption_that_resume_continues_bit_for_bit(tmp_path, monkeypatch, capsys):
+def test_stop_after_is_an_interruption_that_resume_continues_bit_for_bit(tmp_path, monkeypatch, capsys, small_world):
     monkeypatch.chdir(tmp_path)
     flags = ["--steps", "3", "--eval-prompts", "1", "--eval-group", "2", "--group-size", "4"]
     assert train.main([*flags, "--out", "whole"]) == 0
@@ -262,10 +262,12 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_five_in_a_row_stop_the
 
 
 # ── several processes ──
-@pytest.mark.parametrize("prompts", [3])
-def test_two_ranks_give_the_weights_of_one(tmp_path, prompts):
-    """Three prompts a step do not divide by two ranks; on one prompt in four a rank has nothing to do."""
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_two_ranks_give_the_weights_of_one(tmp_path, world, prompts):
+    """Three prompts a step do not divide by two ranks; of one prompt a step, a rank has nothing to do."""
     flags = [
+        "--data",
+        str(world["consistent"]),
         "--steps",
         "3",
         "--prompts-per-step",
@@ -294,7 +296,7 @@ def test_two_ranks_give_the_weights_of_one(tmp_path, prompts):
     for command in (one, two):
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr
-    assert done.stdout.count("| conflict | all |") == 1  # rank 0 alone prints
+    assert done.stdout.count("| probe | all |") == 1  # rank 0 alone prints
     states = [torch.load(tmp_path / run / "state.pt", weights_only=True)["adapter"] for run in ("one", "two")]
     for name in states[0]:
         torch.testing.assert_close(states[0][name], states[1][name], atol=1e-6, rtol=0)
@@ -305,7 +307,7 @@ def test_two_ranks_give_the_weights_of_one(tmp_path, prompts):
         assert a["reward"] == pytest.approx(b["reward"], abs=1e-5) and a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
 
 
-def test_a_rank_that_fails_ends_the_job_with_its_message(tmp_path):
+def test_a_rank_that_fails_ends_the_job_with_its_message(tmp_path, world):
     """Rank 1 meets an error in its first step; rank 0 must not wait for it for ever."""
     script = tmp_path / "failing.py"
     script.write_text(
@@ -318,7 +320,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_message(tmp_path):
         "train.judge = failing\n"
         "sys.exit(train.main(sys.argv[1:]))\n"
     )
-    flags = ["--steps", "2", "--prompts-per-step", "2", "--group-size", "4", "--eval-prompts", "1", "--eval-group", "2"]
+    flags = ["--data", str(world["conflict"]), "--steps", "2", "--group-size", "4", "--eval-prompts", "1", "--eval-group", "2"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, *flags]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
