@@ -572,6 +572,23 @@ def write_samples(source: Path, out: Path, cell: int, min_area: float, max_area:
     return samples
 
 
+def draw_samples(samples: Sequence[Sample]) -> Image.Image:
+    """A sheet of samples, four in a row: question, answer, and the image with its evidence boxes."""
+    side, head, per_row = 320, 32, 4
+    sheet = Image.new("RGB", (per_row * side, -(-len(samples) // per_row) * (side + head)), "white")
+    draw = ImageDraw.Draw(sheet)
+    for i, sample in enumerate(samples):
+        left, top = i % per_row * side, i // per_row * (side + head)
+        scale = (side - 8) / max(sample.size)
+        image = open_image(sample.image)
+        sheet.paste(image.resize([max(1, round(edge * scale)) for edge in image.size]), (left, top + head))
+        draw.text((left, top + 2), f"{sample.family}: {sample.question}\n{sample.answer}", fill="black")
+        for x, y, w, h in sample.boxes:
+            corners = (x * scale, y * scale, (x + w) * scale, (y + h) * scale)
+            draw.rectangle([c + offset for c, offset in zip(corners, (left, top + head) * 2)], outline="#d95f02", width=3)
+    return sheet
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """`python data.py --coco DIR --out samples.jsonl`: a COCO folder as a sample file, with counts and a picture."""
     parser = argparse.ArgumentParser(description="Build a sample file from a COCO-format folder.")
@@ -587,9 +604,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"data.py: {error}", file=sys.stderr)
         return 2
-    import pictures  # imports this file
-
-    pictures.sample_sheet(random.Random(0).sample(samples, min(12, len(samples))), args.out.with_suffix(".png"))
+    draw_samples(random.Random(0).sample(samples, min(12, len(samples)))).save(args.out.with_suffix(".png"))
     print(f"wrote {args.out} and {args.out.with_suffix('.png')}")
     return 0
 

@@ -133,18 +133,6 @@ def draw_sensitivities(axis: plt.Axes, example: Example, i: int) -> None:
     axis.set_title(title, fontsize=9, parse_math=False)
 
 
-def sample_sheet(samples: Sequence[data.Sample], path: Path) -> None:
-    """Twelve samples or fewer: image, evidence boxes, question and answer."""
-    figure, axes = plt.subplots(3, 4, figsize=(15, 11), layout="constrained")
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for axis, sample in zip(axes.flat, samples):
-        draw_evidence(axis, sample)
-        axis.set_title(f"{sample.family}: {fill(sample.question, width=42)}\n{sample.answer}", fontsize=9)
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
-
-
 def draw_evidence(axis: plt.Axes, sample: data.Sample) -> None:
     """The image and the boxes of the Evidence Region."""
     axis.imshow(data.open_image(sample.image))
