@@ -23,34 +23,48 @@ def main() -> int:
     """Runs, kills, resumes, compares."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--kills", type=int, default=20, help="how often the run is killed")
-    parser.add_argument("--steps", type=int, default=40, help="steps of the run")
+    parser.add_argument("--steps", type=int, default=150, help="steps of the run")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        start = time.monotonic()
         subprocess.run(command("whole", args.steps), cwd=folder, check=True, capture_output=True)
-        seconds, draw, kills, log = time.monotonic() - start, random.Random(0), 0, Path(folder, "killed", "log.jsonl")
-        while kills < args.kills:
-            resume = log.parent.joinpath("config.json").is_file()
+        draw, run = random.Random(0), Path(folder, "killed")
+        for kill in range(1, args.kills + 1):
+            resume = [sys.executable, TRAIN, "--resume", "killed"]
             process = subprocess.Popen(
-                [sys.executable, TRAIN, "--resume", "killed"] if resume else command("killed", args.steps),
+                resume if (run / "config.json").is_file() else command("killed", args.steps),
                 cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
-            try:
-                process.wait(draw.uniform(0.3, 1.0) * seconds)
-                print(f"ended by itself with {process.returncode} after {kills} kills")
-                if process.returncode or kills == 0:
-                    return 1
-                break
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                kills += 1
-                print(f"kill {kills}: {len(log.read_text().splitlines()) if log.is_file() else 0} steps in the log", flush=True)
-        subprocess.run([sys.executable, TRAIN, "--resume", "killed"], cwd=folder, check=True, capture_output=True)
-        whole, killed = (torch.load(Path(folder, run, "state.pt"), weights_only=True)["adapter"] for run in ("whole", "killed"))
+            wait(process, run / "log.jsonl", draw)
+            if process.poll() is not None:
+                print(f"ended by itself with {process.returncode} before kill {kill}: use more --steps")
+                return 1
+            process.kill()
+            process.wait()
+            print(f"kill {kill}: {rows(run / 'log.jsonl')} steps in the log", flush=True)
+        subprocess.run(resume, cwd=folder, check=True, capture_output=True)
+        whole, killed = (
+            torch.load(Path(folder, name, "state.pt"), weights_only=True)["adapter"] for name in ("whole", "killed")
+        )
         same = all(torch.equal(whole[name], killed[name]) for name in whole)
-        print(f"{kills} kills, {args.steps} steps: the final weights are {'bit-equal' if same else 'DIFFERENT'}")
+        print(f"{args.kills} kills, {args.steps} steps: the final weights are {'bit-equal' if same else 'DIFFERENT'}")
         return 0 if same else 1
+
+
+def wait(process: subprocess.Popen, log: Path, draw: random.Random) -> None:
+    """Until a random moment: one time in four while the run starts, else within two seconds of its next step."""
+    if draw.random() < 0.25:
+        time.sleep(draw.uniform(0, 8))
+        return
+    before = rows(log)
+    while process.poll() is None and rows(log) <= before:
+        before = min(before, rows(log))  # a resumed run first cuts its log back to the checkpoint
+        time.sleep(0.02)
+    time.sleep(draw.uniform(0, 2))
+
+
+def rows(log: Path) -> int:
+    """Complete rows of a log that may not exist yet."""
+    return log.read_text().count("\n") if log.is_file() else 0
 
 
 def command(out: str, steps: int) -> list:
