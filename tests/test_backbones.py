@@ -2,18 +2,21 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import SHARED
-from helpers import naive_log_probs, random_image
+from helpers import naive_log_probs, naive_text_log_probs, random_image
 from peft import PeftModel
 from PIL import Image
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 
+import benchmarks
 import ced
 import data
+import harness
 import models
 import pictures
 import rollout
@@ -210,3 +213,30 @@ def test_three_steps_of_every_method_on_real_images(directory, coco_mini, tmp_pa
             row = train.train_step(policy, sampler.draw(1), optimizer, train.replace(config, method=method), step)
             assert row["response_length"] > 0 and not row["skipped"]
     assert all(p.isfinite().all() for p in parameters)
+
+
+# ── benchmarks ──
+def test_real_templates_place_images_and_batches_answer_as_singles(directory, shared):
+    parts = ["See", random_image(100, 60), "and then", random_image(60, 90, 1), "Which is larger?"]
+    with torch.inference_mode():
+        prompts = [shared.compose(p) for p in (parts, ["What is 2 + 3?"], parts[:2])]
+        text = re.sub(r"(<\|image_pad\|>)+", "IMAGE", shared.decode(prompts[0][0]))
+        image = "<|vision_start|>IMAGE<|vision_end|>"
+        assert f"See{image}and then{image}Which is larger?<|im_end|>" in text
+        assert [len(visions) for _, visions in prompts] == [2, 0, 1]
+        batch = shared.sample(shared.read_batch(prompts), 1, 5, 0.0, None)
+        for b, prompt in enumerate(prompts):
+            alone = shared.sample(shared.read_batch([prompt]), 1, 5, 0.0, None)
+            assert torch.equal(batch.ids[b, : alone.ids.shape[1]], alone.ids[0])
+
+
+def test_a_reply_that_begins_within_the_templates_thinking_says_so(directory, shared, coco_mini):
+    row = benchmarks.Row("x", "How many people?", "2", "count", images=(photo(coco_mini),))
+    for thinking in (True, False):
+        (reply,) = harness.respond(shared, [row], harness.Asking(thinking=thinking, max_new_tokens=2))
+        assert reply.startswith("<think>") == (thinking and directory.name == "qwen3_5_9b")
+
+
+def test_likelihoods_equal_a_naive_forward_with_real_tokenizers(shared):
+    pairs = [("Question: What floats?\nAnswer:", f" {text}") for text in ("oil", "a heavy iron anchor", "1,024 stones")]
+    assert shared.likelihoods(pairs) == pytest.approx([naive_text_log_probs(shared, *pair) for pair in pairs], abs=1e-5)
