@@ -9,6 +9,7 @@ from conftest import ROOT
 
 import evaluate
 import train
+from benchmarks import BENCHMARKS
 
 README = (ROOT / "README.md").read_text()
 MODULES = sorted(path.name for path in ROOT.glob("*.py"))
@@ -65,3 +66,9 @@ def test_the_instruction_is_the_constant_of_models():
 def test_numbers_in_the_text_are_the_defaults():
     config = train.Config()
     assert f"{config.min_area * 100} % to {config.max_area * 100:.0f} %" in README and f"{config.eps_margin} nat" in README
+
+
+def test_the_table_of_benchmarks_is_that_of_the_code():
+    listed = re.findall(r"^\| `(\w+)` \| ([\d,]+) \| (.+) \| (.+) \|$", README, re.MULTILINE)
+    assert listed == [(name, f"{bench.n:,}", bench.split + (f" ({bench.config})" if bench.config else ""), bench.rule)
+                      for name, bench in BENCHMARKS.items()]  # fmt: skip
