@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT
 from helpers import random_policy
 from PIL import Image
@@ -17,9 +18,11 @@ from test_benchmarks import ASKABLE, RAW, SAMPLES, needs_samples
 import benchmarks
 import evaluate
 import harness
-from benchmarks import BENCHMARKS, to_rows
+import train
+from benchmarks import BENCHMARKS, continuations, find_rows, to_rows
 from data import InputError
 from harness import Asking
+from models import Policy
 
 QUICK = Asking(source=SAMPLES, max_new_tokens=2, batch_size=8)
 
@@ -279,3 +282,24 @@ def test_compare_prints_gains_over_the_base(tmp_path, monkeypatch, capsys):
     finished(ours, "mmmu", [1.0] * 100, asked="y")
     assert evaluate.main(["--compare", str(base), str(ours)]) == 2
     assert "mmmu: the runs were asked different questions (100 and 100)" in capsys.readouterr().err
+
+
+def test_a_run_is_compared_with_its_frozen_base(policy, backbone, blind, tmp_path, monkeypatch, capsys):
+    """From the three commands of the README: the adapter speaks, and its gain over the base is printed with an interval."""
+    monkeypatch.chdir(tmp_path)
+    write(blind / "piqa", [RAW["piqa"] | {"goal": goal, "sol2": "yes red"} for goal in ("red", "star", "left")])
+    ours, base = tmp_path / "runs" / "x", tmp_path / "runs" / "random-base"
+    train.claim(ours, train.Config(backbone=str(backbone)))
+    adapted = Policy.load(str(backbone))
+    for p in adapted.add_lora(2, 4, 8):
+        torch.nn.init.normal_(p, std=0.5)
+    adapted.adapter.save_pretrained(ours / "adapter")
+    asked = ["--benchmarks", "piqa", "--source", str(blind)]
+    assert evaluate.main(["--backbone", str(backbone), *asked]) == evaluate.main(["--run", str(ours), *asked]) == 0
+    before, after = (lines(run, "piqa")[0]["response"] for run in (base, ours))
+    assert before == pytest.approx(policy.likelihoods(continuations(to_rows("piqa", find_rows("piqa", blind))[0])), abs=1e-4)
+    assert max(abs(a - b) for a, b in zip(before, after)) > 1e-2
+    capsys.readouterr()
+    assert evaluate.main(["--compare", str(base), str(ours)]) == 0
+    printed = capsys.readouterr().out
+    assert "| piqa | average of 1 |" in printed and "\n| Δ | " in printed
