@@ -93,6 +93,8 @@ _SCALED = rf"(?:{_SMALL}|a) (?:hundred|thousand)(?: (?:and )?{_SMALL})?"
 _SPELLED = rf"(?i:(?<!\bno )\b(?:none|{_SCALED}|{_SMALL})\b(?![- ](?:hundred|thousand)\b))"
 _NUMBER = rf"(?:{_DIGITS}|{_SPELLED})"
 _YESNO = r"\b(?i:yes|no)\b"
+# "N/A" offers no letter. The A stands behind the N, so both ends are looked at.
+_NOT_APPLICABLE = r"(?!(?i:n/a)\b)(?<!\b[Nn]/(?=[Aa]\b))"
 # A and I are words too ("A man", "I think"): not letters before any word but these, or one more letter.
 _WORD_NOT_LETTER = r"(?<=[AaIi]) (?!(?:because|since|as|is|and|or|to|not|but|\w)\b)\w"
 
@@ -172,7 +174,7 @@ def parse_choice(text: str, options: dict[str, str]) -> str | None:
     if not options or not all(re.fullmatch("[A-Z]", letter) for letter in options):
         raise ValueError(f"kind 'mcq' needs options, a dict of capital letter -> text, got {options!r}")
     text = _clean(text)
-    capital = rf"(?<!\w)(?<!\w['’-])[{''.join(options)}](?!\w|['’-]\w|{_WORD_NOT_LETTER})"
+    capital = rf"(?<!\w)(?<!\w['’-]){_NOT_APPLICABLE}[{''.join(options)}](?!\w|['’-]\w|{_WORD_NOT_LETTER})"
     letter = rf"(?i:{capital})"
 
     readings = [_options_named(text, options)]  # then in the order of the table
@@ -197,7 +199,7 @@ def normalize_word(text: str) -> str:
 
 # ---- the verdict -----------------------------------------------------------------------------------------------------
 
-def _judged(response: str) -> str:
+def judged(response: str) -> str:
     """The part of a response that answers: inside the tags or, where there are none, all but the reasoning."""
     if OPEN in response:
         return answer_text(response) or ""
@@ -218,4 +220,4 @@ def is_correct(response: str, gold: str, kind: str, options: dict[str, str] | No
     wanted = parsers[kind](gold)
     if wanted is None or wanted == "":
         raise ValueError(f"the gold answer {gold!r} cannot be read as kind {kind!r}")
-    return parsers[kind](_judged(response)) == wanted
+    return parsers[kind](judged(response)) == wanted

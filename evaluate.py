@@ -1,7 +1,11 @@
-"""What a trained adapter is worth: accuracy by split and family, look share, mean margin, with N and 95 % intervals.
+"""What a trained adapter is worth: accuracy by split and family, look share, mean margin, with N and 95 % intervals; and
+the public benchmarks.
 
 python evaluate.py --run runs/tiny-answer-ced-0 [--split conflict] [--prompts 200] [--json]
-python evaluate.py --compare runs/*            the runs' methods side by side, as a Markdown table
+python evaluate.py --run runs/x --benchmarks mathvista mmmu [--source DIR] [--limit N] [--batch-size B]
+python evaluate.py --backbone qwen2.5-vl-7b --benchmarks mathvista mmmu      the frozen base, in runs/qwen2.5-vl-7b-base
+python evaluate.py --score replies.jsonl --benchmark mmmu [--source DIR]     anybody's replies: a line {"id", "response"} each
+python evaluate.py --compare runs/*            the runs side by side, as Markdown tables; the first is the base of every gain
 """
 
 import argparse
@@ -12,9 +16,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import harness
+import ranks
+from benchmarks import benchmark
 from data import InputError
 from rollout import measure
-from train import load_config, load_policy, load_samples
+from train import Config, flag, load_config, load_policy, load_samples
 
 
 def evaluate(run: Path, split: str | None, prompts: int | None) -> dict[str, dict[str, dict]]:
@@ -46,12 +53,7 @@ def table(scores: dict[str, dict[str, dict]]) -> str:
 
 def compare(runs: Sequence[Path]) -> str:
     """The runs side by side: accuracy before and after on every split, as each run measured it at its end."""
-    results = {}
-    for run in runs:
-        path = run / "results.json"
-        if not path.is_file():
-            raise InputError(f"--compare: {path} is missing: the run has not ended, or {run} is not a run")
-        results[run] = json.loads(path.read_text())
+    results = {run: json.loads((run / "results.json").read_text()) for run in runs}
     splits = list(dict.fromkeys(split for r in results.values() for split in r["after"]))
     lines = [
         f"| run | method | seed | {' | '.join(f'{s} before → after' for s in splits)} | look share | margin |",
@@ -69,25 +71,95 @@ def compare(runs: Sequence[Path]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; 2 for wrong input."""
+def ask_benchmarks(run: Path | None, backbone: str, names: Sequence[str], asking: harness.Asking, as_json: bool) -> None:
+    """Asks the adapter of a run, or a frozen backbone, and prints each benchmark's scores as soon as they are there."""
+    for name in names:
+        benchmark(name)  # a wrong name is told before any model is loaded
+    config = load_config(run) if run else Config(backbone=backbone)
+    policy, out = load_policy(config), run or Path("runs") / f"{Path(backbone).name}-base"
+    if run:
+        policy.load_adapter(run / "adapter")
+    asking, model = replace(asking, thinking=config.thinking), f"adapter of {config.backbone}" if run else backbone
+    results = {}
+    for name in names:
+        results[name] = harness.evaluate(policy, name, out, asking, model)
+        if ranks.rank() == 0 and not as_json:
+            print(*([harness.HEADER] if len(results) == 1 else []), harness.table_rows(results[name]), sep="\n", flush=True)
+    if ranks.rank() == 0 and as_json:
+        print(json.dumps(results))
+
+
+def compare_runs(runs: Sequence[Path]) -> str:
+    """The runs side by side: on their own held-out splits where they ended, and on benchmarks where they were asked."""
+    ended = [run for run in runs if (run / "results.json").is_file()]
+    asked = [run for run in runs if harness.scores_of(run)]
+    for run in runs:
+        if run not in ended + asked:
+            raise InputError(f"--compare: {run}/results.json is missing and {run} has no benchmark scores: the run has not "
+                             f"ended, or {run} is not a run")  # fmt: skip
+    return "\n\n".join(([compare(ended)] if ended else []) + ([harness.compare(asked)] if asked else []))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--run", type=Path, help="the run directory to evaluate")
+    what.add_argument("--backbone", help="a frozen backbone to evaluate on benchmarks, by name or directory")
+    what.add_argument("--score", type=Path, metavar="FILE", help="replies to score (.jsonl, .json, .tsv, .parquet)")
     what.add_argument("--compare", type=Path, nargs="+", metavar="RUN", help="run directories to put side by side")
     parser.add_argument("--split", help="one held-out split only (toy: consistent, conflict; COCO: val, probe)")
     parser.add_argument("--prompts", type=int, help="questions of each family and split (default: the run's --eval-prompts)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    args = parser.parse_args(argv)
-    try:
-        if args.compare:
-            print(compare(args.compare))
-            return 0
+    asked, default = parser.add_argument_group("benchmarks"), harness.Asking()
+    asked.add_argument("--benchmarks", nargs="+", metavar="NAME", help=f"of {', '.join(harness.BENCHMARKS)}")
+    asked.add_argument("--benchmark", metavar="NAME", help="whose replies --score reads")
+    asked.add_argument("--source", type=Path, metavar="DIR", help="local files instead of the hub: DIR/NAME/rows.json, ...")
+    for name, text in {"limit": "so many questions, at random; 0 for all", "batch_size": "prompts read together on each rank",
+                       "max_new_tokens": "longest reply"}.items():  # fmt: skip
+        asked.add_argument(flag(name), type=int, default=getattr(default, name), help=f"{text} (default: %(default)s)")
+    asked.add_argument("--instruction", action="store_true", help="also ask for <think> and <answer>, as training does")
+    return parser
+
+
+def asking_of(args: argparse.Namespace) -> harness.Asking:
+    """How benchmarks are asked. Raises InputError for numbers out of range, and for flags that need others."""
+    for name, least in {"limit": 0, "batch_size": 1, "max_new_tokens": 1}.items():
+        if getattr(args, name) < least:
+            raise InputError(f"{flag(name)}: expected at least {least}; found {getattr(args, name)}")
+    if args.score and not args.benchmark:
+        raise InputError("--score: expected --benchmark NAME with it, the benchmark that was asked")
+    if args.backbone and not args.benchmarks:
+        raise InputError("--backbone: expected --benchmarks NAME ... with it; a run's own splits are evaluated with --run")
+    return harness.Asking(instruction=args.instruction, max_new_tokens=args.max_new_tokens, batch_size=args.batch_size,
+                          source=args.source, limit=args.limit)  # fmt: skip
+
+
+def act(args: argparse.Namespace) -> None:
+    """What the command line asks for. Raises InputError."""
+    asking = asking_of(args)
+    if args.compare:
+        print(compare_runs(args.compare))
+    elif args.score:
+        result = harness.score_file(args.score, args.benchmark, asking)
+        print(json.dumps(result) if args.json else f"{harness.HEADER}\n{harness.table_rows(result)}")
+    elif args.benchmarks:
+        ask_benchmarks(args.run, args.backbone, args.benchmarks, asking, args.json)
+    else:
         scores = evaluate(args.run, args.split, args.prompts)
+        print(json.dumps(scores) if args.json else table(scores))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; 2 for wrong input."""
+    args = make_parser().parse_args(argv)
+    try:
+        act(args)
     except InputError as error:
         print(f"evaluate.py: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(scores) if args.json else table(scores))
+    finally:
+        ranks.finish()
     return 0
 
 

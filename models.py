@@ -9,8 +9,10 @@ the prompt is read once into key-value caches, and everything after that compute
     responses = policy.sample(prefix, G, …)           G answers, log π of each token recorded as it is drawn
     log_probs = policy.log_probs(prefix, ids)         (R, G, T), with gradient through the prompt if grad is on
 
-One prompt at a time: nothing is ever left-padded, and M-RoPE positions continue where the prompt ended. The code is the
-same for Qwen2.5-VL, Qwen3-VL and Qwen3.5; `python models.py` rebuilds the embedded tiny backbone (a small Qwen3-VL).
+In training there is one prompt at a time, so nothing is padded, and M-RoPE positions continue where the prompt ended. Only
+benchmarks ask many different questions once each: `compose` places any number of images in a prompt, `read_batch` reads
+several prompts padded on the left, and `likelihoods` scores given continuations of a text. The code is the same for
+Qwen2.5-VL, Qwen3-VL and Qwen3.5; `python models.py` rebuilds the embedded tiny backbone (a small Qwen3-VL).
 """
 
 import argparse
@@ -18,8 +20,10 @@ import contextlib
 import copy
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +31,7 @@ import torch
 from peft import PeftModel
 from PIL import Image
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
@@ -65,7 +70,8 @@ class Prefix:
 
     cache: object  # the transformers Cache of the prompt, R rows
     logits: Tensor  # (R, V) float32: the distribution of the first response token
-    position: int  # the M-RoPE position of the first response token
+    position: Tensor  # (R, 1) the M-RoPE position of the first response token
+    mask: Tensor | None = None  # (R, P) 0 where a prompt is padded; None if none is
 
     def fork(self, rows: Tensor) -> "Prefix":
         """The prompt with row rows[j] as row j; this prefix stays as it is, whatever happens to the fork."""
@@ -75,7 +81,8 @@ class Prefix:
             if hasattr(layer, "recurrent_states"):
                 own_states(layer)
         cache.reorder_cache(rows)
-        return Prefix(cache, self.logits[rows], self.position)
+        mask = None if self.mask is None else self.mask[rows]
+        return Prefix(cache, self.logits[rows], self.position[rows], mask)
 
 
 def own_states(layer) -> None:
@@ -135,7 +142,15 @@ class Policy:
     # ── text and image in ──
     def prompt(self, question: str, n_visual: int, thinking: bool = True) -> Tensor:
         """Token ids (P,) of the chat prompt for one image of n_visual tokens and a question: see `chat_prompt`."""
-        return torch.tensor(chat_prompt(self.tokenizer, question, n_visual, self.image_token, thinking), device=self.device)
+        parts = [n_visual, f"{question} {INSTRUCTION}"]
+        return torch.tensor(chat_prompt(self.tokenizer, parts, self.image_token, thinking), device=self.device)
+
+    def compose(self, parts: Sequence[str | Image.Image], thinking: bool = True) -> tuple[Tensor, list[Vision]]:
+        """The chat prompt (P,) of texts and images in their order, and what the model sees of each image."""
+        visions = [self.encode(part) for part in parts if not isinstance(part, str)]
+        sizes = iter(v.features[0].shape[1] for v in visions)
+        parts = [part if isinstance(part, str) else next(sizes) for part in parts]
+        return torch.tensor(chat_prompt(self.tokenizer, parts, self.image_token, thinking), device=self.device), visions
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """The grid (rows, columns) of visual tokens that an image of size (width, height) gets: see `token_grid`."""
@@ -160,37 +175,71 @@ class Policy:
         n, rows = int((prompt == self.image_token).sum()), len(vision.features[0])
         if n != vision.features[0].shape[1]:
             raise ValueError(f"the prompt holds {n} image tokens, the image has {vision.features[0].shape[1]}")
+        position_ids = self.positions(prompt, [vision]).expand(-1, rows, -1)
+        return self._read(prompt.expand(rows, -1), position_ids, [list(m) for m in vision.features])
+
+    def read_batch(self, prompts: Sequence[tuple[Tensor, list[Vision]]]) -> Prefix:
+        """One forward over B different prompts, each with its images: row b is what `read` gives for prompt b alone.
+
+        Shorter prompts are padded on the left. Padding is masked in attention, and Qwen3.5's linear attention is fed zeros
+        there, which leave its state at zero. Positions are those of each prompt without its padding.
+        """
+        pad_left = partial(pad_sequence, batch_first=True, padding_side="left")
+        ids = pad_left([ids for ids, _ in prompts], padding_value=self.pad_id)  # (B, P)
+        mask = pad_left([torch.ones_like(ids) for ids, _ in prompts])
+        positions = [self.positions(*prompt)[:, 0].T for prompt in prompts]  # each (P_b, 3)
+        position_ids = pad_left(positions).permute(2, 0, 1)  # (3, B, P)
+        maps = zip(*([m[0] for m in vision.features] for _, visions in prompts for vision in visions))
+        return self._read(ids, position_ids, [list(m) for m in maps], None if mask.all() else mask)
+
+    def positions(self, prompt: Tensor, visions: Sequence[Vision]) -> Tensor:
+        """M-RoPE positions (3, 1, P) of a prompt (P,) without padding, with its images in their order."""
         types = (prompt == self.image_token).int()[None]
-        position_ids, _ = self.trunk.get_rope_index(prompt[None], mm_token_type_ids=types, image_grid_thw=vision.grid_thw)
-        merged, *deepstack = (list(m) for m in vision.features)
+        grids = torch.cat([vision.grid_thw for vision in visions]) if visions else None
+        return self.trunk.get_rope_index(prompt[None], mm_token_type_ids=types, image_grid_thw=grids)[0]
+
+    def _read(self, ids: Tensor, position_ids: Tensor, maps: list[list[Tensor]], mask: Tensor | None = None) -> Prefix:
+        """maps: the visual tokens of all images in row order, each (N, D); then the DeepStack maps in the same way."""
+        vision = {"image": SimpleNamespace(pooler_output=maps[0], deepstack_features=maps[1:])} if maps else None
         out = self.trunk(
-            input_ids=prompt.expand(rows, -1),
-            position_ids=position_ids.expand(-1, rows, -1),  # explicit: `rope_deltas` of an earlier call cannot leak in
-            mm_encoder_outputs={"image": SimpleNamespace(pooler_output=merged, deepstack_features=deepstack)},
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=position_ids,  # explicit: `rope_deltas` of an earlier call cannot leak in
+            mm_encoder_outputs=vision,
             use_cache=True,
         )
         logits = self.head(out.last_hidden_state[:, -1]).float()  # (R, V)
-        return Prefix(out.cache, logits, int(position_ids.max()) + 1)
+        after = position_ids.amax((0, 2))[:, None] + 1  # (R, 1)
+        return Prefix(out.cache, logits, after, mask)
 
     def step(self, branch: Prefix, ids: Tensor, start: int) -> Tensor:
         """Feeds response tokens ids (rows, t), the first of them at response index `start`: hidden states (rows, t, D)."""
-        positions = torch.arange(start, start + ids.shape[1], device=ids.device) + branch.position
-        out = self.trunk(input_ids=ids, position_ids=positions.expand(3, *ids.shape), cache=branch.cache, use_cache=True)
+        positions = torch.arange(start, start + ids.shape[1], device=ids.device) + branch.position  # (rows, t)
+        mask = branch.mask
+        if mask is not None:  # of all that is in the cache, and of the new tokens
+            mask = torch.cat([mask, mask.new_ones(len(ids), start + ids.shape[1])], dim=1)
+        out = self.trunk(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions.expand(3, *ids.shape),
+            cache=branch.cache,
+            use_cache=True,
+        )
         return out.last_hidden_state
 
     def sample(
         self, prefix: Prefix, group_size: int, max_new_tokens: int, temperature: float, generator: torch.Generator | None
     ) -> Responses:
-        """group_size continuations of row 0, at most max_new_tokens each; temperature 0 is greedy."""
+        """group_size continuations of each row, (R · group_size, T), of at most max_new_tokens; temperature 0 is greedy."""
         with torch.inference_mode():
             drawn = list(self._draw(prefix, group_size, max_new_tokens, temperature, generator))
         ids, log_probs = (torch.stack(columns, 1) for columns in zip(*drawn))  # (G, T); outside inference mode: trainable with
         return Responses(ids, grpo.response_mask(ids, self.eos_ids), log_probs)
 
     def _draw(self, prefix: Prefix, group_size: int, max_new_tokens: int, temperature: float, generator) -> Iterator:
-        """Token ids (G,) and their log π (G,), position by position, until every row has ended."""
-        branch = prefix.fork(torch.zeros(group_size, dtype=torch.long, device=self.device))
-        logits, finished = branch.logits, torch.zeros(group_size, dtype=torch.bool, device=self.device)
+        """Token ids (R · G,) and their log π, position by position, until every row has ended."""
+        branch = prefix.fork(torch.arange(len(prefix.logits), device=self.device).repeat_interleave(group_size))
+        logits, finished = branch.logits, torch.zeros(len(branch.logits), dtype=torch.bool, device=self.device)
         for t in range(max_new_tokens):
             log_p = (logits / (temperature or 1)).log_softmax(-1)  # (G, V)
             token = torch.multinomial(log_p.exp(), 1, generator=generator)[:, 0] if temperature else log_p.argmax(-1)
@@ -228,6 +277,30 @@ class Policy:
     def _project(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
         return pick(self.head(hidden).float(), targets, temperature)
 
+    # ── given texts ──
+    def likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """log π of each continuation of its context, in nats, summed over the continuation's own tokens. No chat template.
+
+        Both are encoded together and cut after the context's tokens, as lm-evaluation-harness does; blanks that end a
+        context belong to its continuation. A context that several continuations share is read once.
+        """
+        by_context, scores = defaultdict(list), [0.0] * len(pairs)
+        for i, (context, _) in enumerate(pairs):
+            by_context[context.rstrip()].append(i)
+        for context, members in by_context.items():
+            prompt = self._encode(context)
+            rows = [self._encode("".join(pairs[i]))[len(prompt) :] for i in members]
+            ids = pad_sequence(rows, batch_first=True, padding_value=self.pad_id)  # (n, T), padded on the right
+            own = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+            with torch.inference_mode():
+                log_probs = self.log_probs(self.read_batch([(prompt, [])]), ids, 1.0)[0]  # (n, T)
+            for i, total in zip(members, (log_probs * own).sum(-1).tolist()):
+                scores[i] = total
+        return scores
+
+    def _encode(self, text: str) -> Tensor:
+        return torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], device=self.device)
+
     # ── adapters ──
     def add_lora(self, layers: int, rank: int, alpha: int) -> list[torch.nn.Parameter]:
         """Puts a LoRA adapter on the last decoder layers; returns its parameters, the only trainable ones."""
@@ -249,18 +322,18 @@ class Policy:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def chat_prompt(tokenizer, question: str, n_visual: int, image_token: int, thinking: bool) -> list[int]:
-    """Token ids of a chat prompt: an image, whose one placeholder is repeated n_visual times, the question, INSTRUCTION.
+def chat_prompt(tokenizer, parts: Sequence[str | int], image_token: int, thinking: bool) -> list[int]:
+    """Token ids of a chat prompt of texts and images in their order; an image is given by how many visual tokens it has.
 
     thinking matters to templates that know it (Qwen3.5's prompt ends in an open <think>, or else in an empty closed one).
     """
-    content = [{"type": "image"}, {"type": "text", "text": f"{question} {INSTRUCTION}"}]
+    content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in parts]
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False, enable_thinking=thinking
     )
+    sizes = iter(part for part in parts if not isinstance(part, str))
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    at = ids.index(image_token)
-    return ids[:at] + [image_token] * n_visual + ids[at + 1 :]
+    return [token for i in ids for token in [i] * (next(sizes) if i == image_token else 1)]
 
 
 def token_grid(image_processor, size: tuple[int, int]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextTo
 
 import grpo
 from data import InputError
-from models import BACKBONES, LOGIT_CHUNK, chat_prompt, token_grid
+from models import BACKBONES, INSTRUCTION, LOGIT_CHUNK, chat_prompt, token_grid
 
 EXAMPLE_SIZE = (640, 480)
 EXAMPLE_QUESTION = "How many dogs are there in the image?"
@@ -82,7 +82,8 @@ def plan(config) -> str:
     except (OSError, ValueError) as error:
         raise InputError(f"--backbone {config.backbone}: {str(error).splitlines()[0]}") from error
     visual = math.prod(token_grid(processor, EXAMPLE_SIZE))
-    prompt = len(chat_prompt(tokenizer, EXAMPLE_QUESTION, visual, model.config.image_token_id, config.thinking))
+    example = [visual, f"{EXAMPLE_QUESTION} {INSTRUCTION}"]
+    prompt = len(chat_prompt(tokenizer, example, model.config.image_token_id, config.thinking))
     parts = memory(config, text, parameters, trainable, prompt)
     width = max(map(len, parts))
     lines = [

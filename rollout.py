@@ -6,7 +6,6 @@ Numbers come from `train.Config`, here called config.
 """
 
 import hashlib
-import math
 import random
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ import ced
 import data
 import ranks
 from models import Policy, Responses, Vision
+from stats import wilson
 
 
 @dataclass(frozen=True)
@@ -202,9 +202,3 @@ def average(families: Sequence[dict]) -> dict:
     n = sum(f["n"] for f in families)
     scores = {key: fmean(f[key] for f in families) for key in ("accuracy", "look_share", "margin")}
     return {"n": n, **scores, "interval": wilson(scores["accuracy"], n)}
-
-
-def wilson(p: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share p seen in n questions: it stays inside [0, 1] and has width at p = 1."""
-    centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, (centre - half) / (1 + z * z / n)), min(1.0, (centre + half) / (1 + z * z / n))

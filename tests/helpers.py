@@ -17,6 +17,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 import tiny
 from models import Policy
 
+Images = Image.Image | list[Image.Image]
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
 
 
@@ -76,9 +77,10 @@ def random_image(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(pixels.numpy())
 
 
-def naive_logits(policy: Policy, prompt: Tensor, image: Image.Image, ids: Tensor) -> Tensor:
+def naive_logits(policy: Policy, prompt: Tensor, image: Images, ids: Tensor) -> Tensor:
     """Logits (T, V) that predict one response's tokens, by a full forward of transformers' own model from the pixels."""
-    batch = policy.image_processor(images=[image], return_tensors="pt")
+    images = image if isinstance(image, list) else [image]
+    batch = policy.image_processor(images=images, return_tensors="pt")
     full = torch.cat([prompt, ids])[None]
     policy.trunk.rope_deltas = None
     return policy.model(
@@ -89,7 +91,17 @@ def naive_logits(policy: Policy, prompt: Tensor, image: Image.Image, ids: Tensor
     ).logits[0, len(prompt) - 1 : -1]
 
 
-def naive_log_probs(policy: Policy, prompt: Tensor, image: Image.Image, ids: Tensor, temperature: float) -> Tensor:
+def naive_log_probs(policy: Policy, prompt: Tensor, image: Images, ids: Tensor, temperature: float) -> Tensor:
     """log π (T,) of one response: no cache, no sharing."""
     logits = naive_logits(policy, prompt, image, ids).float()
     return (logits / temperature).log_softmax(-1).gather(1, ids[:, None])[:, 0]
+
+
+def naive_text_log_probs(policy: Policy, context: str, continuation: str) -> float:
+    """log π of a continuation, by a full forward of the language model alone over both texts."""
+    ids = policy.tokenizer(context + continuation, return_tensors="pt", add_special_tokens=False)["input_ids"]
+    start = len(policy.tokenizer(context.rstrip(), add_special_tokens=False)["input_ids"])
+    policy.trunk.rope_deltas = None
+    with torch.no_grad():
+        log_p = policy.model(input_ids=ids).logits[0].float().log_softmax(-1)  # (P, V)
+    return float(log_p[:-1].gather(1, ids[0, 1:, None])[start - 1 :].sum())

@@ -200,6 +200,7 @@ def test_yesno(text, expected):
     ("A. a hen\nB. a goat\nC. a cow", None), ("B is not clear and C is", None), ("Both B and C", None),
     ("a cow or a pig", None), ("E", None), ("Cows, Dogs", None), ("Beyond doubt", None), ("C-shaped", None),
     ("none", None), ("no", None), ("I can't tell the answer", None), ("", None), ("...", None),
+    ("N/A", None), ("n/a", None), ("The answer is N/A.", None), ("(N/A)", None), ("B/A", None), ("N/A, but C", "C"),
 ])
 def test_choice(text, expected):
     assert parse_choice(text, PETS) == expected

@@ -1,19 +1,23 @@
 """The real tokenizers, templates, processors and configurations of the three families, with shrunken random weights."""
 
+import copy
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import SHARED
-from helpers import naive_log_probs, random_image
+from helpers import naive_log_probs, naive_text_log_probs, random_image
 from peft import PeftModel
 from PIL import Image
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 
+import benchmarks
 import ced
 import data
+import harness
 import models
 import pictures
 import rollout
@@ -76,6 +80,12 @@ def directory(request, tmp_path_factory) -> Path:
 def shared(directory) -> Policy:
     """The directory's policy for tests that leave it as it is."""
     return Policy.load(str(directory))
+
+
+def fresh(directory: Path, shared: Policy, dtype: torch.dtype = torch.float32) -> Policy:
+    """Another model with the same tokenizer and a processor of its own, for tests that change it."""
+    model = AutoModelForImageTextToText.from_pretrained(directory, dtype=dtype)
+    return Policy(model, shared.tokenizer, copy.copy(shared.image_processor))
 
 
 def photo(coco_mini) -> Path:
@@ -148,8 +158,8 @@ def test_log_probs_equal_the_naive_forward_on_a_real_image(directory, shared, co
     torch.testing.assert_close(fast, naive, atol=1e-5, rtol=0)
 
 
-def test_bfloat16_weights_give_float32_log_probs(directory, coco_mini):
-    policy = Policy.load(str(directory), dtype=torch.bfloat16)
+def test_bfloat16_weights_give_float32_log_probs(directory, shared, coco_mini):
+    policy = fresh(directory, shared, torch.bfloat16)
     vision = policy.encode(data.open_image(photo(coco_mini)).resize((96, 64)))
     prompt = policy.prompt("?", vision.features[0].shape[1])
     with torch.no_grad():
@@ -177,8 +187,8 @@ def logits_of(model, policy: Policy, image) -> torch.Tensor:
         ).logits
 
 
-def test_a_saved_adapter_loads_on_plain_transformers_and_merges(directory, tmp_path):
-    policy, image = Policy.load(str(directory)), random_image(96, 64)
+def test_a_saved_adapter_loads_on_plain_transformers_and_merges(directory, shared, tmp_path):
+    policy, image = fresh(directory, shared), random_image(96, 64)
     plain = logits_of(policy.model, policy, image)
     for p in policy.add_lora(4, 8, 16):
         torch.nn.init.normal_(p, std=0.1)
@@ -197,8 +207,8 @@ def test_a_saved_adapter_loads_on_plain_transformers_and_merges(directory, tmp_p
     assert {"tokenizer.json", "preprocessor_config.json"} <= {p.name for p in (tmp_path / "merged").iterdir()}
 
 
-def test_three_steps_of_every_method_on_real_images(directory, coco_mini, tmp_path):
-    policy = Policy.load(str(directory))
+def test_three_steps_of_every_method_on_real_images(directory, shared, coco_mini, tmp_path):
+    policy = fresh(directory, shared)
     policy.image_processor.size = {"shortest_edge": 64 * 64, "longest_edge": 256 * 256}  # fewer tokens, for time
     config = train.Config(steps=3, prompts_per_step=1, group_size=2, max_new_tokens=6, lr=1e-3, lora_rank=4)
     samples, _ = data.load(coco_mini, policy.grid, 0.02, 0.5, 2)
@@ -210,3 +220,30 @@ def test_three_steps_of_every_method_on_real_images(directory, coco_mini, tmp_pa
             row = train.train_step(policy, sampler.draw(1), optimizer, train.replace(config, method=method), step)
             assert row["response_length"] > 0 and not row["skipped"]
     assert all(p.isfinite().all() for p in parameters)
+
+
+# ── benchmarks ──
+def test_real_templates_place_images_and_batches_answer_as_singles(directory, shared):
+    parts = ["See", random_image(100, 60), "and then", random_image(60, 90, 1), "Which is larger?"]
+    with torch.inference_mode():
+        prompts = [shared.compose(p) for p in (parts, ["What is 2 + 3?"], parts[:2])]
+        text = re.sub(r"(<\|image_pad\|>)+", "IMAGE", shared.decode(prompts[0][0]))
+        image = "<|vision_start|>IMAGE<|vision_end|>"
+        assert f"See{image}and then{image}Which is larger?<|im_end|>" in text
+        assert [len(visions) for _, visions in prompts] == [2, 0, 1]
+        batch = shared.sample(shared.read_batch(prompts), 1, 5, 0.0, None)
+        for b, prompt in enumerate(prompts):
+            alone = shared.sample(shared.read_batch([prompt]), 1, 5, 0.0, None)
+            assert torch.equal(batch.ids[b, : alone.ids.shape[1]], alone.ids[0])
+
+
+def test_a_reply_that_begins_within_the_templates_thinking_says_so(directory, shared, coco_mini):
+    row = benchmarks.Row("x", "How many people?", "2", "count", images=(photo(coco_mini),))
+    for thinking in (True, False):
+        (reply,) = harness.respond(shared, [row], harness.Asking(thinking=thinking, max_new_tokens=2))
+        assert reply.startswith("<think>") == (thinking and directory.name == "qwen3_5_9b")
+
+
+def test_likelihoods_equal_a_naive_forward_with_real_tokenizers(shared):
+    pairs = [("Question: What floats?\nAnswer:", f" {text}") for text in ("oil", "a heavy iron anchor", "1,024 stones")]
+    assert shared.likelihoods(pairs) == pytest.approx([naive_text_log_probs(shared, *pair) for pair in pairs], abs=1e-5)

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from helpers import FAMILIES, naive_log_probs, naive_logits, random_image, random_policy
+from helpers import FAMILIES, naive_log_probs, naive_logits, naive_text_log_probs, random_image, random_policy
+
+from models import INSTRUCTION
 
 QUESTION = "What color are the stars?"
 
@@ -84,3 +86,73 @@ def test_greedy_sampling_takes_the_likeliest_token(setting):
         ids = policy.sample(policy.read(prompt, vision), 2, 6, 0.0, None).ids
         assert torch.equal(ids[0], ids[1])
         assert torch.equal(ids[0], naive_logits(policy, prompt, image, ids[0]).argmax(-1))
+
+
+# ── benchmarks: many questions once each ──
+MIXED = (  # prompts of different lengths: an image, none, two at their places, and one after the text
+    [random_image(90, 60), QUESTION],
+    ["How many squares are there in the image?"],
+    ["What color are the stars in", random_image(40, 80, 1), "and in", random_image(64, 64, 2), "in the image?"],
+    ["What side are the stars in ?", random_image(33, 50, 3)],
+)
+
+
+def test_left_padded_batches_answer_as_single_prompts(setting):
+    """Values and greedy answers, for prompts whose padding differs, over several steps of decoding."""
+    policy = setting[0]
+    with torch.inference_mode():
+        prompts = [policy.compose(parts) for parts in MIXED]
+        assert len({len(ids) for ids, _ in prompts}) == len(MIXED)
+        batch = policy.read_batch(prompts)
+        together = policy.sample(batch, 1, 8, 0.0, None)
+        for b, prompt in enumerate(prompts):
+            single = policy.read_batch([prompt])
+            alone = policy.sample(single, 1, 8, 0.0, None)
+            n = alone.ids.shape[1]
+            torch.testing.assert_close(batch.logits[b], single.logits[0], atol=1e-5, rtol=0)
+            assert torch.equal(together.ids[b, :n], alone.ids[0]) and not together.mask[b, n:].any()
+            torch.testing.assert_close(together.log_probs[b, :n], alone.log_probs[0], atol=1e-5, rtol=0)
+
+
+def test_padding_is_nothing_to_the_model(setting):
+    """Whatever token pads: in attention it is masked, in linear attention its states are zeroed."""
+    policy, before = setting[0], setting[0].pad_id
+    with torch.inference_mode():
+        prompts = [policy.compose(parts) for parts in MIXED[:2]]
+        logits = policy.read_batch(prompts).logits
+        policy.pad_id = 40
+        other = policy.read_batch(prompts).logits
+        policy.pad_id = before
+    assert torch.equal(logits, other)
+
+
+def test_a_batch_of_one_is_the_prompt_of_training(setting):
+    policy, _, image, vision, prompt, _ = setting
+    composed, visions = policy.compose([image, f"{QUESTION} {INSTRUCTION}"])
+    assert torch.equal(composed, prompt)
+    with torch.inference_mode():
+        assert torch.equal(policy.read_batch([(composed, visions)]).logits, policy.read(prompt, vision).logits)
+
+
+def test_two_images_equal_the_naive_forward(setting):
+    policy, ids = setting[0], setting[5][1]
+    images = [part for part in MIXED[2] if not isinstance(part, str)]
+    with torch.no_grad():
+        prompt, visions = policy.compose(MIXED[2])
+        fast = policy.log_probs(policy.read_batch([(prompt, visions)]), ids[None], 1.0)[0, 0]
+        naive = naive_log_probs(policy, prompt, images, ids, 1.0)
+    torch.testing.assert_close(fast, naive, atol=1e-5, rtol=0)
+
+
+PAIRS = [("what color are the stars ?", " red"), ("what color are the stars ?", " left or right none"), ("how many", " stars"),
+         ("what color are the stars ? ", "the image"), ("what color are the stars ?", " yes no")]  # fmt: skip
+
+
+def test_likelihoods_equal_a_naive_forward_of_each_choice(setting, monkeypatch):
+    """Choices of different lengths, in the order given; a context that they share is read once."""
+    policy = setting[0]
+    naive = [naive_text_log_probs(policy, *pair) for pair in PAIRS]
+    reads, read = [], policy._read
+    monkeypatch.setattr(policy, "_read", lambda ids, *rest: reads.append(ids) or read(ids, *rest))
+    assert policy.likelihoods(PAIRS) == pytest.approx(naive, abs=1e-5)
+    assert [ids.shape[0] for ids in reads] == [1, 1] and len(set(naive)) == len(PAIRS)

@@ -7,7 +7,9 @@ from dataclasses import fields
 import pytest
 from conftest import ROOT
 
+import evaluate
 import train
+from benchmarks import BENCHMARKS
 
 README = (ROOT / "README.md").read_text()
 MODULES = sorted(path.name for path in ROOT.glob("*.py"))
@@ -41,7 +43,9 @@ def test_every_command_names_real_files_and_flags(script, flags, capsys):
 
 def test_flags_named_in_the_text_are_fields_of_config():
     known = {train.flag(f.name) for f in fields(train.Config)}
-    others = {"--resume", "--dry-run", "--nproc", "--nproc-per-node"}
+    parsers = (train.make_parser(), evaluate.make_parser())
+    others = {option for parser in parsers for action in parser._actions for option in action.option_strings}
+    others |= {"--nproc", "--nproc-per-node"}  # torchrun's
     assert set(re.findall(r"`(--[\w-]+)", README)) <= known | others
 
 
@@ -64,3 +68,9 @@ def test_the_instruction_is_the_constant_of_models():
 def test_numbers_in_the_text_are_the_defaults():
     config = train.Config()
     assert f"{config.min_area * 100} % to {config.max_area * 100:.0f} %" in README and f"{config.eps_margin} nat" in README
+
+
+def test_the_table_of_benchmarks_is_that_of_the_code():
+    listed = re.findall(r"^\| `(\w+)` \| ([\d,]+) \| (.+) \| (.+) \|$", README, re.MULTILINE)
+    assert listed == [(name, f"{bench.n:,}", bench.split + (f" ({bench.config})" if bench.config else ""), bench.rule)
+                      for name, bench in BENCHMARKS.items()]  # fmt: skip

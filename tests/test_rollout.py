@@ -106,13 +106,6 @@ def test_no_wrong_answer_falls_below_an_unreadable_one(samples, method, r_wrong)
     assert rewards[-1] == pytest.approx(r_wrong - config.eps_tie) and (rewards[:-1] >= rewards[-1] - 1e-6).all()
 
 
-def test_wilson_interval():
-    low, high = rollout.wilson(1.0, 40)
-    assert 0.9 < low < 0.92 and high == 1.0
-    low, high = rollout.wilson(0.5, 100)
-    assert low == pytest.approx(0.4038, abs=1e-3) and high == pytest.approx(0.5962, abs=1e-3)
-
-
 def test_vision_keeps_its_grid_when_edited(tiny_policy, samples):
     vision = tiny_policy.encode(data.open_image(samples[0].image))
     assert isinstance(vision.edited(vision.features), Vision) and vision.grid == (6, 6) and len(vision.features) == 2
