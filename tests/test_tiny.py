@@ -4,24 +4,29 @@ from collections import defaultdict
 from statistics import fmean
 
 import pytest
+import torch
 
 import data
 import rollout
+from answers import is_correct
 from models import TINY
-from train import TINY_RECIPE, Config
+from train import TINY_RECIPE
 
 
 @pytest.fixture(scope="module")
 def answers_on_conflict(world, tiny_policy):
     """(looked, correct) of every sampled answer, by family: all questions of the split, 8 answers each."""
-    config = Config(**TINY_RECIPE)
     samples = data.load(world["conflict"], tiny_policy.grid, 0.005, 0.6, 2)[0]
+    visions = {image: tiny_policy.encode(data.open_image(image)) for image in {s.image for s in samples}}
     found = defaultdict(list)
-    for sample in samples:
-        group = rollout.sample_group(tiny_policy, sample, config, 8, rollout.seeded("tiny", sample.id))
-        for text in group.texts:
-            right = rollout.answers.is_correct(text, sample.answer, sample.kind)
-            found[sample.family].append((data.looks(text), right))
+    for start in range(0, len(samples), 32):
+        batch = samples[start : start + 32]
+        with torch.inference_mode():
+            prefix = tiny_policy.read_batch([(tiny_policy.prompt(s.question, 36), [visions[s.image]]) for s in batch])
+        responses = tiny_policy.sample(prefix, 8, TINY_RECIPE["max_new_tokens"], 1.0, rollout.seeded("tiny", start))
+        for i, (ids, mask) in enumerate(zip(responses.ids, responses.mask)):
+            sample, text = batch[i // 8], tiny_policy.decode(ids[mask])
+            found[sample.family].append((data.looks(text), is_correct(text, sample.answer, sample.kind)))
     return found
 
 
