@@ -132,8 +132,9 @@ def intervene(tokens: Tensor, masks: Tensor, grid: tuple[int, int], kind: str, r
     of the tokens' own standard deviation. `generator` (on the CPU) is used by `noise` alone.
     """
     if kind == "mean":
-        near = neighbours(masks, grid, ring).to(tokens)  # (R, N)
-        fill = (near @ tokens / near.sum(-1, keepdim=True))[:, None, :]  # μ_T of each region: (R, 1, D)
+        near = neighbours(masks, grid, ring).to(tokens.device, torch.float32)  # (R, N); bfloat16 cannot count to 257
+        mu = near @ tokens.float() / near.sum(-1, keepdim=True)  # μ_T of each region: (R, D)
+        fill = mu.to(tokens.dtype)[:, None, :]
     elif kind == "zero":
         fill = tokens.new_zeros(1, 1, 1)
     elif kind == "noise":

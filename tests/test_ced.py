@@ -104,6 +104,14 @@ def test_eq1_mean_equals_a_double_loop():
     assert torch.equal(edited[0, 7], edited[0, 13])
 
 
+def test_eq1_mean_of_bfloat16_tokens_is_the_rounded_mean():
+    tokens, mask = torch.randn(400, 8, generator=seeded()).bfloat16() + 3, torch.zeros(1, 400, dtype=torch.bool)
+    mask[0, 0] = True
+    edited = intervene(tokens, mask, (20, 20), "mean", 20, seeded())  # 399 neighbours
+    assert torch.equal(edited[0, 0], tokens[1:].float().mean(0).bfloat16())
+    assert torch.equal(edited[0, 1:], tokens[1:])
+
+
 def test_zero_and_noise_siblings():
     tokens, mask = 3 * torch.randn(400, 8, generator=seeded()), torch.ones(1, 400, dtype=torch.bool)
     assert intervene(tokens, mask, (20, 20), "zero", 1, seeded()).abs().max() == 0
