@@ -153,6 +153,7 @@ def sensitivity(log_probs: Tensor, edited_log_probs: Tensor) -> Tensor:
 
 def audit(
     score: Callable[[list[Tensor]], Tensor],
+    log_probs: Tensor,
     features: Sequence[Tensor],
     masks: Tensor,
     grid: tuple[int, int],
@@ -164,18 +165,19 @@ def audit(
 
     features are the maps (N, D) through which the language model sees the image: the merged visual tokens and, where the
     architecture has them, the DeepStack maps, which would leak what the first edit hides. score takes the same list with
-    1 + R versions of each map, (1 + R, N, D), row 0 unedited, and returns log π of the answers' tokens, (1 + R, G, T).
+    the R edited versions of each map, (R, N, D), and returns log π of the answers' tokens, (R, G, T); log_probs (G, T) is
+    what they have under the image as it is.
     """
     edited = [intervene(tokens, masks, grid, kind, ring, generator) for tokens in features]
-    log_probs = score([torch.cat([tokens[None], edit]) for tokens, edit in zip(features, edited)])  # (1 + R, G, T)
-    return sensitivity(log_probs[0], log_probs[1:])
+    return sensitivity(log_probs, score(edited))
 
 
 # ── Eq. 3: the margin ───────────────────────────────────────────────────────────────────────────────────────────────
 def evidence_margin(s: Tensor, eps: float) -> Tensor:
     """Eq. 3: m = tanh((s(Ω_ev) − μ(s_non)) / (σ(s_non) + ε)), (1 + K, …) → (…). σ is the population's (ddof 0).
 
-    ε, in nats, is no formality: with K = 3 pure noise of any size above ε has mean |m| = 0.70.
+    log π(y | I, q), which every s holds, cancels: m compares the edited images with one another, and how likely the answer was
+    to begin with is nothing to it. ε, in nats, is no formality: with K = 3 pure noise of any size above ε has mean |m| = 0.70.
     """
     evidence, null = s[0], s[1:]
     return torch.tanh((evidence - null.mean(0)) / (null.std(0, correction=0) + eps))  # Eq. 3

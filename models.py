@@ -28,11 +28,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+import torch.nn.functional as F
 from peft import PeftModel
 from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
@@ -48,7 +48,8 @@ BACKBONES = {
     "qwen3.5-9b": "Qwen/Qwen3.5-9B",
 }
 INSTRUCTION = "First think inside <think> </think>, then give only the final answer inside <answer> </answer>."
-LOGIT_CHUNK = 1024  # token positions projected to the vocabulary at a time: (1024, 152k) in float32 is 0.6 GB
+LOGIT_CHUNK = 256  # token positions projected to the vocabulary at a time: (256, 152k) in float32 is 0.16 GB
+STOP_TEST = 4  # tokens between two tests of which answers have ended: sampling's only wait for the device
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Prefix:
     """A prompt that has been read: one row a version of its image."""
 
     cache: object  # the transformers Cache of the prompt, R rows
-    logits: Tensor  # (R, V) float32: the distribution of the first response token
+    hidden: Tensor  # (R, D) the last hidden state: it predicts the first response token
     position: Tensor  # (R, 1) the M-RoPE position of the first response token
     mask: Tensor | None = None  # (R, P) 0 where a prompt is padded; None if none is
 
@@ -82,7 +83,7 @@ class Prefix:
                 own_states(layer)
         cache.reorder_cache(rows)
         mask = None if self.mask is None else self.mask[rows]
-        return Prefix(cache, self.logits[rows], self.position[rows], mask)
+        return Prefix(cache, self.hidden[rows], self.position[rows], mask)
 
 
 def own_states(layer) -> None:
@@ -106,6 +107,7 @@ class Responses:
     ids: Tensor  # (G, T) as drawn; after the first EOS, padding
     mask: Tensor  # (G, T) bool: up to and including the first EOS
     log_probs: Tensor  # (G, T) float32 log π of each token at the sampling temperature
+    unit_log_probs: Tensor  # (G, T) the same at temperature 1, that of the audit
 
 
 class Policy:
@@ -208,9 +210,8 @@ class Policy:
             mm_encoder_outputs=vision,
             use_cache=True,
         )
-        logits = self.head(out.last_hidden_state[:, -1]).float()  # (R, V)
         after = position_ids.amax((0, 2))[:, None] + 1  # (R, 1)
-        return Prefix(out.cache, logits, after, mask)
+        return Prefix(out.cache, out.last_hidden_state[:, -1], after, mask)
 
     def step(self, branch: Prefix, ids: Tensor, start: int) -> Tensor:
         """Feeds response tokens ids (rows, t), the first of them at response index `start`: hidden states (rows, t, D)."""
@@ -231,51 +232,72 @@ class Policy:
         self, prefix: Prefix, group_size: int, max_new_tokens: int, temperature: float, generator: torch.Generator | None
     ) -> Responses:
         """group_size continuations of each row, (R · group_size, T), of at most max_new_tokens; temperature 0 is greedy."""
+        rows = len(prefix.hidden) * group_size
+        ids = torch.full((rows, max_new_tokens), self.pad_id, device=self.device)
+        log_probs = torch.zeros(2, *ids.shape, device=self.device)  # at the sampling temperature, and at 1
         with torch.inference_mode():
-            drawn = list(self._draw(prefix, group_size, max_new_tokens, temperature, generator))
-        ids, log_probs = (torch.stack(columns, 1) for columns in zip(*drawn))  # (G, T); outside inference mode: trainable with
-        return Responses(ids, grpo.response_mask(ids, self.eos_ids), log_probs)
+            for t, live, token, log_p in self._draw(prefix, group_size, max_new_tokens, temperature, generator):
+                ids[live, t], log_probs[:, live, t] = token, log_p
+        mask = grpo.response_mask(ids, self.eos_ids)
+        longest = int(mask.sum(-1).max())
+        ids, log_probs = ids.where(mask, self.pad_id)[:, :longest], (log_probs * mask)[..., :longest]
+        return Responses(ids, mask[:, :longest], *log_probs)
 
     def _draw(self, prefix: Prefix, group_size: int, max_new_tokens: int, temperature: float, generator) -> Iterator:
-        """Token ids (R · G,) and their log π, position by position, until every row has ended."""
-        branch = prefix.fork(torch.arange(len(prefix.logits), device=self.device).repeat_interleave(group_size))
-        logits, finished = branch.logits, torch.zeros(len(branch.logits), dtype=torch.bool, device=self.device)
-        for t in range(max_new_tokens):
-            log_p = (logits / (temperature or 1)).log_softmax(-1)  # (G, V)
-            token = torch.multinomial(log_p.exp(), 1, generator=generator)[:, 0] if temperature else log_p.argmax(-1)
-            token = token.masked_fill(finished, self.pad_id)
-            yield token, log_p.gather(1, token[:, None])[:, 0]
-            finished = finished | torch.isin(token, self.eos_ids)
-            if finished.all() or t + 1 == max_new_tokens:
-                return
-            logits = self.head(self.step(branch, token[:, None], t)[:, 0]).float()
+        """Position by position: t, the rows that are drawn (n,), their tokens (n,), and log π of these at both temperatures (2, n).
 
-    def log_probs(self, prefix: Prefix, ids: Tensor, temperature: float, max_rows: int = 0) -> Tensor:
+        A row that has ended leaves the batch at the next stop test; what it draws until then counts nothing. Every row has its
+        own random numbers, so that nothing depends on who else is there.
+        """
+        live = torch.arange(len(prefix.hidden) * group_size, device=self.device)
+        everyone, ended, branch = len(live), torch.zeros_like(live, dtype=torch.bool), prefix.fork(live // group_size)
+        hidden = branch.hidden
+        for t in range(max_new_tokens):
+            logits = self.head(hidden).float()  # (n, V)
+            unit = logits.log_softmax(-1)
+            log_p = unit if temperature in (0, 1) else (logits / temperature).log_softmax(-1)
+            if temperature:
+                token = draw(log_p, torch.rand(everyone, generator=generator, device=self.device)[live])
+            else:
+                token = log_p.argmax(-1)
+            yield t, live, token, torch.stack([x.gather(1, token[:, None])[:, 0] for x in (log_p, unit)])
+            ended = ended | torch.isin(token, self.eos_ids)
+            if t + 1 == max_new_tokens:
+                return
+            if (t + 1) % STOP_TEST == 0 and ended.any():
+                going = (~ended).nonzero()[:, 0]
+                if not len(going):
+                    return
+                branch, live, token, ended = branch.fork(going), live[going], token[going], ended[going]
+            hidden = self.step(branch, token[:, None], t)[:, 0]
+
+    def log_probs(
+        self, prefix: Prefix, ids: Tensor, temperature: float, scored: Tensor | None = None, max_rows: int = 0
+    ) -> Tensor:
         """log π of responses ids (G, T) after each of the R versions of the prompt: (R, G, T), float32.
 
-        Identical responses are scored once and scattered back. max_rows bounds how many rows go through the model at a time
-        (0: all of them); the result does not depend on it.
+        Identical responses are scored once and scattered back. Tokens outside scored (G, T) get 0: they are read, but not
+        projected to the vocabulary. max_rows bounds how many rows go through the model at a time (0: all of them); the result
+        does not depend on it.
         """
         distinct, back = ids.unique(dim=0, return_inverse=True)
-        versions, n = len(prefix.logits), len(distinct)
+        scored = torch.ones_like(ids) if scored is None else scored.to(ids)
+        scored = torch.zeros_like(distinct).index_add(0, back, scored) > 0  # what any of the identical ones asks for
+        versions, n = len(prefix.hidden), len(distinct)
         pairs = torch.cartesian_prod(torch.arange(versions), torch.arange(n)).to(self.device)  # (R · n, 2)
-        chunks = pairs.split(max_rows or len(pairs))
-        parts = [self._log_probs(prefix.fork(row), distinct[i], temperature) for row, i in (c.unbind(1) for c in chunks)]
+        parts = [
+            self._log_probs(prefix.fork(row), distinct[i], temperature, scored[i])
+            for row, i in (chunk.unbind(1) for chunk in pairs.split(max_rows or len(pairs)))
+        ]
         return torch.cat(parts).view(versions, n, -1)[:, back]
 
-    def _log_probs(self, branch: Prefix, ids: Tensor, temperature: float) -> Tensor:
-        first = pick(branch.logits, ids[:, 0], temperature)[:, None]  # the prompt's own last position predicts token 0
-        if ids.shape[1] == 1:
-            return first
-        hidden, targets = self.step(branch, ids[:, :-1], 0).flatten(0, 1), ids[:, 1:].flatten()
-        parts = [
-            checkpoint(self._project, h, y, temperature, use_reentrant=False)  # logits are recomputed, not kept
-            for h, y in zip(hidden.split(LOGIT_CHUNK), targets.split(LOGIT_CHUNK))
-        ]
-        return torch.cat([first, torch.cat(parts).view(len(ids), -1)], dim=1)  # (rows, T)
-
-    def _project(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        return pick(self.head(hidden).float(), targets, temperature)
+    def _log_probs(self, branch: Prefix, ids: Tensor, temperature: float, scored: Tensor) -> Tensor:
+        hidden = branch.hidden[:, None]  # the prompt's last state predicts token 0, each token's state the next
+        if ids.shape[1] > 1:
+            hidden = torch.cat([hidden, self.step(branch, ids[:, :-1], 0)], dim=1)  # (rows, T, D)
+        chunks = zip(hidden[scored].split(LOGIT_CHUNK), ids[scored].split(LOGIT_CHUNK))
+        log_p = [TokenLogProb.apply(h, self.head.weight, y, temperature) for h, y in chunks]
+        return torch.zeros(ids.shape, device=self.device).masked_scatter(scored, torch.cat(log_p))  # (rows, T)
 
     # ── given texts ──
     def likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
@@ -350,10 +372,37 @@ def token_grid(image_processor, size: tuple[int, int]) -> tuple[int, int]:
     return height // cell, width // cell
 
 
-def pick(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """log softmax(logits / temperature) at the targets, (n, V), (n,) → (n,), without the (n, V) log-probabilities."""
-    logits = logits / temperature
-    return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+def draw(log_p: Tensor, u: Tensor) -> Tensor:
+    """The token at which each row's distribution function passes u: (n, V), (n,) uniform in [0, 1) → (n,).
+
+    One random number a row, where `torch.multinomial` needs one for each of the V tokens.
+    """
+    cdf = log_p.exp().cumsum(-1)  # (n, V)
+    return torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0].clamp(max=log_p.shape[1] - 1)
+
+
+class TokenLogProb(torch.autograd.Function):
+    """log π of tokens y given the hidden states that predict them, (n, D), (V, D), (n,) → (n,), for a frozen head W.
+
+    With z = W h / temperature, log π_y = z_y − log Σ_v exp z_v, and its gradient in h is Σ_v (1[v = y] − π_v) W_v / temperature.
+    That is taken at once, while the logits are there, so that none are kept for the backward pass and none computed twice.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        logits = F.linear(hidden, weight).float().div_(temperature)  # (n, V)
+        chosen, top = logits.gather(1, targets[:, None]), logits.amax(-1, keepdim=True)
+        p = logits.sub_(top).exp_()  # in place, as all below: V is large
+        total = p.sum(-1, keepdim=True)
+        if ctx.needs_input_grad[0]:
+            change = p.div_(-total).scatter_add_(1, targets[:, None], torch.ones_like(total))  # 1[v = y] − π_v
+            ctx.save_for_backward(change.to(weight.dtype) @ weight / temperature)  # (n, D)
+        return (chosen - top - total.log())[:, 0]
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return grad[:, None].to(gradient.dtype) * gradient, None, None, None
 
 
 def merge(run: Path, out: Path) -> None:

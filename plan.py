@@ -48,7 +48,7 @@ def memory(config, text, parameters: int, trainable: int, prompt: int) -> dict[s
 
     Sampling, audit and update follow one another, so the peak is what stays plus the largest of the three.
     """
-    versions, length = config.k + 2, prompt + config.max_new_tokens  # the original, the evidence, K null regions
+    versions, length = config.k + 1, prompt + config.max_new_tokens  # edited images: the evidence, K null regions
     audit_rows = config.audit_rows or versions * config.group_size
     update_rows = config.update_rows or config.group_size
     layer = (8 * text.hidden_size + 4 * text.intermediate_size) * WEIGHT_BYTES  # kept for backward, a token and layer
@@ -59,7 +59,7 @@ def memory(config, text, parameters: int, trainable: int, prompt: int) -> dict[s
         "KV cache of the G answers": config.group_size * length * per_token,
         "KV cache of the audit": (versions * prompt + audit_rows * length) * per_token,
         "KV cache of the update": (prompt + update_rows * length) * per_token,
-        "logits of one chunk": 3 * LOGIT_CHUNK * text.vocab_size * 4,
+        "logits of one chunk": 2 * LOGIT_CHUNK * text.vocab_size * 4,
         "activations of the update": config.lora_layers * (prompt + update_rows * config.max_new_tokens) * layer,
     }
 

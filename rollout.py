@@ -21,7 +21,7 @@ import answers
 import ced
 import data
 import ranks
-from models import Policy, Responses, Vision
+from models import Policy, Prefix, Responses, Vision
 from stats import wilson
 
 
@@ -32,6 +32,7 @@ class Group:
     sample: data.Sample
     vision: Vision
     prompt: Tensor  # (P,)
+    prefix: Prefix  # the prompt as it was read for sampling
     responses: Responses
     texts: list[str]  # the responses, decoded
     spans: list[tuple[int, int] | None]  # the tokens of each final answer
@@ -47,7 +48,7 @@ class Judgement:
     audited: Tensor  # (G,) bool: there is an answer to audit (presence: a readable yes or no)
     s: Tensor  # (1 + K, G) Eq. 2 of the final answer, nats; row 0 the evidence
     m: Tensor  # (G,) Eq. 3: Answer-CED
-    m_cot: Tensor  # (G,) Eq. 3 averaged over the response: CoT-CED
+    m_cot: Tensor | None  # (G,) Eq. 3 averaged over the response: CoT-CED; None for methods that need no such margin
     masks: Tensor  # (1 + K, N) the audited token regions
     null_boxes: Tensor  # (≤ K, n, 4) the non-evidence boxes that could be placed
 
@@ -68,7 +69,7 @@ def sample_group(policy: Policy, sample: data.Sample, config, group_size: int, g
     responses = policy.sample(prefix, group_size, config.max_new_tokens, config.temperature, generator)
     rows = [ids[mask].tolist() for ids, mask in zip(responses.ids, responses.mask)]
     texts = [policy.decode(row) for row in rows]
-    return Group(sample, vision, prompt, responses, texts, [answers.answer_span(row, policy.decode) for row in rows])
+    return Group(sample, vision, prompt, prefix, responses, texts, [answers.answer_span(row, policy.decode) for row in rows])
 
 
 # ── 2 judge ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -108,19 +109,28 @@ def scored_rows(policy: Policy, group: Group) -> tuple[Tensor, Tensor]:
 def audit_answers(policy: Policy, group: Group, masks: Tensor, config) -> tuple[Tensor, Tensor, Tensor]:
     """Eqs. 1 and 2 on a group: s (1 + K, G, T), answer spans (G, T) bool, and which answers could be audited (G,) bool.
 
+    s holds for the final answers, and for CoT-CED, the one method that reads it elsewhere, for whole responses. log π on the
+    unedited image was recorded when the answers were sampled.
+
     With two possible answers the evidence speaks in their log-odds, so for yes/no questions the flipped answer is scored
     too: s and spans then have 2T columns, those of y and, with a minus sign, those of ȳ. Its audit is log π(y) − log π(ȳ).
     """
     vision, g = group.vision, len(group.texts)
     ids, spans = scored_rows(policy, group)
 
+    scored = None if config.method == "cot-ced" else spans
+
     def score(features: list[Tensor]) -> Tensor:
-        return policy.log_probs(policy.read(group.prompt, vision.edited(features)), ids, 1.0, config.audit_rows)
+        prefix = policy.read(group.prompt, vision.edited(features))
+        return policy.log_probs(prefix, ids, 1.0, scored, config.audit_rows)
 
     noise = seeded(config.seed, "noise", group.sample.id)
     with torch.inference_mode():
+        unedited = group.responses.unit_log_probs
+        if group.sample.kind == "yesno":  # flipped answers were never sampled
+            unedited = policy.log_probs(group.prefix, ids, 1.0, scored, config.audit_rows)[0]
         maps = [m[0] for m in vision.features]
-        s = ced.audit(score, maps, masks, vision.grid, config.intervention, config.ring, noise).cpu()  # (1 + K, rows, T)
+        s = ced.audit(score, unedited, maps, masks, vision.grid, config.intervention, config.ring, noise).cpu()
     if group.sample.kind == "yesno":
         audited = spans[g:].any(-1)
         return torch.cat([s[:, :g], -s[:, g:]], -1), torch.cat([spans[:g], spans[g:]], -1) & audited[:, None], audited
@@ -144,7 +154,7 @@ def judge(policy: Policy, group: Group, config) -> Judgement:
         audited=audited,
         s=(s * spans).sum(-1),
         m=ced.answer_margin(s, spans, config.eps_margin),
-        m_cot=ced.cot_margin(s[..., : mask.shape[1]], mask, config.eps_margin),
+        m_cot=ced.cot_margin(s[..., : mask.shape[1]], mask, config.eps_margin) if config.method == "cot-ced" else None,
         masks=masks,
         null_boxes=nulls,
     )

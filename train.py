@@ -188,8 +188,9 @@ def learn(policy: Policy, group: Group, judgement: Judgement, rewards: Tensor, c
 
 
 def log_probs_of(policy: Policy, group: Group, rows: Tensor, config: Config) -> Tensor:
-    """log π (rows, T) of the group's answers at the sampling temperature."""
-    return policy.log_probs(policy.read(group.prompt, group.vision), group.responses.ids[rows], config.temperature)[0]
+    """log π (rows, T) of the group's answers at the sampling temperature; 0 after their ends."""
+    ids, mask = group.responses.ids[rows], group.responses.mask[rows]
+    return policy.log_probs(policy.read(group.prompt, group.vision), ids, config.temperature, mask)[0]
 
 
 def train_step(policy: Policy, samples: Sequence[data.Sample], optimizer, config: Config, step: int) -> dict:

@@ -122,18 +122,19 @@ def test_zero_and_noise_siblings():
 
 
 # ── Eqs. 2 and 3 on a policy whose evidence is known ──
-def reads_one_token(token: int):
-    """A policy whose only answer is as likely as the norm of one visual token says; it sees every map."""
+def reads_one_token(token: int, original: list[torch.Tensor]):
+    """A policy whose only answer is the less likely, the further one visual token is from what it was; it sees every map."""
 
     def score(features):
-        return -sum((m[:, token] - m[0, token]).norm(dim=-1) for m in features)[:, None, None]  # (1 + R, G = 1, T = 1)
+        change = sum((m[:, token] - o[token]).norm(dim=-1) for m, o in zip(features, original))
+        return -change[:, None, None]  # (R, G = 1, T = 1)
 
     return score
 
 
 def margin_of(token: int, masks: torch.Tensor, maps: int = 1) -> float:
     features = [torch.randn(36, 8, generator=seeded(i)) for i in range(maps)]
-    s = audit(reads_one_token(token), features, masks, (6, 6), "mean", 2, seeded())
+    s = audit(reads_one_token(token, features), torch.zeros(1, 1), features, masks, (6, 6), "mean", 2, seeded())
     return float(evidence_margin(s.sum(-1), 0.1))
 
 
@@ -147,8 +148,15 @@ def test_a_policy_that_reads_one_token_depends_on_the_region_that_holds_it(maps)
 
 def test_a_policy_that_reads_nothing_has_margin_exactly_zero():
     masks, _ = ced.audit_regions(torch.tensor([[28.0, 28, 28, 28]]), (84, 84), (6, 6), 3, 0.05, 500, seeded())
-    s = audit(lambda f: torch.full((len(f[0]), 2, 4), -1.7), [torch.randn(36, 8)], masks, (6, 6), "mean", 2, seeded())
-    assert s.shape == (4, 2, 4) and (evidence_margin(s, 0.1) == 0).all()
+    blind, maps = torch.full((2, 4), -1.7), [torch.randn(36, 8)]
+    s = audit(lambda f: blind.expand(len(f[0]), 2, 4), blind, maps, masks, (6, 6), "mean", 2, seeded())
+    assert s.shape == (4, 2, 4) and (s == 0).all() and (evidence_margin(s, 0.1) == 0).all()
+
+
+def test_the_margin_does_not_depend_on_the_unedited_likelihood():
+    edited = torch.randn(4, 3, generator=seeded())
+    margins = [evidence_margin(ced.sensitivity(torch.tensor(clean), edited), 0.1) for clean in (-0.5, -9.0)]
+    torch.testing.assert_close(*margins, atol=1e-5, rtol=0)
 
 
 def test_eq3_by_hand():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from helpers import FAMILIES, naive_log_probs, naive_logits, naive_text_log_probs, random_image, random_policy
 
+import models
 from models import INSTRUCTION
 
 QUESTION = "What color are the stars?"
@@ -88,6 +89,73 @@ def test_greedy_sampling_takes_the_likeliest_token(setting):
         assert torch.equal(ids[0], naive_logits(policy, prompt, image, ids[0]).argmax(-1))
 
 
+def test_rows_that_end_leave_the_batch_and_change_nothing(setting, monkeypatch):
+    """The answers are the same whether the ended ones leave at once, or stay to the end."""
+    policy, _, _, vision, prompt, _ = setting
+    monkeypatch.setattr(policy, "eos_ids", torch.arange(20, 40))  # a third of the words end an answer
+    steps, step = [], policy.step
+    monkeypatch.setattr(policy, "step", lambda branch, ids, start: steps.append(len(ids)) or step(branch, ids, start))
+    with torch.inference_mode():
+        prefix = policy.read(prompt, vision)
+        found = []
+        for stop_test in (1, 100):
+            monkeypatch.setattr(models, "STOP_TEST", stop_test)
+            found.append(policy.sample(prefix, 12, 10, 1.3, torch.Generator().manual_seed(5)))
+    early, late = found
+    assert torch.equal(early.ids, late.ids) and torch.equal(early.mask, late.mask) and not early.mask.all()
+    torch.testing.assert_close(early.log_probs, late.log_probs, atol=1e-5, rtol=0)
+    assert (early.log_probs[~early.mask] == 0).all() and (early.ids[~early.mask] == policy.pad_id).all()
+    assert steps[-9:] == [12] * 9 and sum(steps[:-9]) < 9 * 12  # the late run keeps all twelve through all nine steps
+
+
+def test_log_probs_of_the_tokens_asked_for(setting):
+    """Tokens outside `scored` are 0; identical rows may ask for different ones."""
+    policy, _, _, vision, prompt, ids = setting
+    rows = torch.stack([ids[0], ids[1], ids[0]])
+    scored = torch.zeros_like(rows, dtype=torch.bool)
+    scored[0, 0] = scored[1, 2:4] = scored[2, 3] = True
+    with torch.no_grad():
+        prefix = policy.read(prompt, vision)
+        whole, some = policy.log_probs(prefix, rows, 1.0)[0], policy.log_probs(prefix, rows, 1.0, scored)[0]
+    torch.testing.assert_close(some[scored], whole[scored], atol=1e-5, rtol=0)
+    assert some[1, 0] == some[1, -1] == 0
+
+
+def test_unit_log_probs_are_those_of_temperature_one(setting):
+    policy, _, _, vision, prompt, _ = setting
+    with torch.inference_mode():
+        prefix = policy.read(prompt, vision)
+        hot = policy.sample(prefix, 5, 9, 1.7, torch.Generator().manual_seed(3))
+        again = policy.log_probs(prefix, hot.ids, 1.0, hot.mask)[0]
+    torch.testing.assert_close(hot.unit_log_probs, again, atol=1e-5, rtol=0)
+    assert (hot.log_probs - again).abs().max() > 1e-3
+
+
+def test_drawn_tokens_follow_the_distribution():
+    p = torch.tensor([0.5, 0.0, 0.2, 0.3])
+    u = (torch.arange(1000) + 0.5) / 1000  # every thousandth of the distribution function
+    counts = models.draw(p.log().expand(1000, 4), u).bincount(minlength=4)
+    assert counts.tolist() == [500, 0, 200, 300]
+    assert models.draw(p.log()[None], torch.ones(1)).item() == 3
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_token_log_prob_and_its_gradient_are_autograds(temperature):
+    draw = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(7, 5, generator=draw), torch.randn(11, 5, generator=draw)
+    targets, upstream = torch.arange(7), torch.randn(7, generator=draw)
+    found = []
+    for one in (
+        lambda h: models.TokenLogProb.apply(h, weight, targets, temperature),
+        lambda h: (h @ weight.T / temperature).log_softmax(-1)[torch.arange(7), targets],
+    ):
+        leaf = hidden.clone().requires_grad_()
+        value = one(leaf)
+        (value * upstream).sum().backward()
+        found.append((value.detach(), leaf.grad))
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+
+
 # ── benchmarks: many questions once each ──
 MIXED = (  # prompts of different lengths: an image, none, two at their places, and one after the text
     [random_image(90, 60), QUESTION],
@@ -109,7 +177,7 @@ def test_left_padded_batches_answer_as_single_prompts(setting):
             single = policy.read_batch([prompt])
             alone = policy.sample(single, 1, 8, 0.0, None)
             n = alone.ids.shape[1]
-            torch.testing.assert_close(batch.logits[b], single.logits[0], atol=1e-5, rtol=0)
+            torch.testing.assert_close(batch.hidden[b], single.hidden[0], atol=1e-5, rtol=0)
             assert torch.equal(together.ids[b, :n], alone.ids[0]) and not together.mask[b, n:].any()
             torch.testing.assert_close(together.log_probs[b, :n], alone.log_probs[0], atol=1e-5, rtol=0)
 
@@ -119,11 +187,11 @@ def test_padding_is_nothing_to_the_model(setting):
     policy, before = setting[0], setting[0].pad_id
     with torch.inference_mode():
         prompts = [policy.compose(parts) for parts in MIXED[:2]]
-        logits = policy.read_batch(prompts).logits
+        hidden = policy.read_batch(prompts).hidden
         policy.pad_id = 40
-        other = policy.read_batch(prompts).logits
+        other = policy.read_batch(prompts).hidden
         policy.pad_id = before
-    assert torch.equal(logits, other)
+    assert torch.equal(hidden, other)
 
 
 def test_a_batch_of_one_is_the_prompt_of_training(setting):
@@ -131,7 +199,7 @@ def test_a_batch_of_one_is_the_prompt_of_training(setting):
     composed, visions = policy.compose([image, f"{QUESTION} {INSTRUCTION}"])
     assert torch.equal(composed, prompt)
     with torch.inference_mode():
-        assert torch.equal(policy.read_batch([(composed, visions)]).logits, policy.read(prompt, vision).logits)
+        assert torch.equal(policy.read_batch([(composed, visions)]).hidden, policy.read(prompt, vision).hidden)
 
 
 def test_two_images_equal_the_naive_forward(setting):

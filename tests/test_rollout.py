@@ -1,5 +1,6 @@
 """Sampling and judging a group: spans, yes/no log-odds, seeds."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -32,7 +33,10 @@ def group_of(policy, sample, texts: list[str]) -> rollout.Group:
     vision = policy.encode(data.open_image(sample.image))
     prompt = policy.prompt(sample.question, vision.features[0].shape[1])
     spans = [rollout.answers.answer_span(r, policy.decode) for r in rows]
-    return rollout.Group(sample, vision, prompt, Responses(ids, mask, torch.zeros(ids.shape)), texts, spans)
+    with torch.inference_mode():
+        prefix = policy.read(prompt, vision)
+        log_probs = policy.log_probs(prefix, ids, 1.0)[0]
+    return rollout.Group(sample, vision, prompt, prefix, Responses(ids, mask, log_probs, log_probs), texts, spans)
 
 
 LOOK = "<think> look at the {} </think> <answer> {} </answer><|im_end|>"
@@ -83,7 +87,8 @@ def test_flipping_keeps_case_and_context(tiny_policy):
 
 def test_identical_answers_get_identical_judgements(tiny_policy, samples):
     texts = [LOOK.format("star", "red"), HABIT.format("star", "red"), LOOK.format("star", "red")]
-    judgement = rollout.judge(tiny_policy, group_of(tiny_policy, first(samples, "attribute"), texts), CONFIG)
+    config = replace(CONFIG, method="cot-ced")
+    judgement = rollout.judge(tiny_policy, group_of(tiny_policy, first(samples, "attribute"), texts), config)
     assert judgement.m[0] == judgement.m[2] and judgement.m_cot[0] == judgement.m_cot[2]
 
 

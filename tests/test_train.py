@@ -79,30 +79,39 @@ def test_more_updates_leave_ratio_one_and_are_clipped(samples, tmp_path):
     assert row["clip_fraction"] > 0 and row["kl"] > 0
 
 
+def gradient(config: Config, sample) -> torch.Tensor:
+    """The gradient of one group's loss, for rewards 0 … 5."""
+    policy, _ = fresh(config)
+    group = train.sample_group(policy, sample, config, 6, train.seeded(0))
+    judgement = train.judge(policy, group, config)
+    train.learn(policy, group, judgement, torch.arange(6.0), replace(config, beta=0.0), update=0, n=1)
+    return torch.cat([p.grad.flatten() for p in policy.adapter.parameters() if p.requires_grad])
+
+
 def test_hooks_reach_the_gradient(samples, monkeypatch):
     """token_weights scales the surrogate's gradient; extra_loss adds its own."""
 
-    def gradient(method: train.Method) -> torch.Tensor:
+    def of(method: train.Method) -> torch.Tensor:
         monkeypatch.setitem(METHODS, "answer-ced", method)
-        policy, _ = fresh(SMALL)
-        group = train.sample_group(policy, samples[0], SMALL, 6, train.seeded(0))
-        judgement = train.judge(policy, group, SMALL)
-        train.learn(policy, group, judgement, torch.arange(6.0), replace(SMALL, beta=0.0), update=0, n=1)
-        return torch.cat([p.grad.flatten() for p in policy.adapter.parameters() if p.requires_grad])
+        return gradient(SMALL, samples[0])
 
     plain = train.Method(METHODS["correctness"].reward)
-    base = gradient(plain)
+    base = of(plain)
     assert base.abs().max() > 0
-    half = gradient(plain._replace(token_weights=lambda policy, group, j, c: torch.full(group.responses.ids.shape, 0.5)))
+    half = of(plain._replace(token_weights=lambda policy, group, j, c: torch.full(group.responses.ids.shape, 0.5)))
     torch.testing.assert_close(half, base / 2)
-    both = gradient(plain._replace(extra_loss=lambda policy, group, rows, log_probs, shares, c: (log_probs * shares).sum()))
+    both = of(plain._replace(extra_loss=lambda policy, group, rows, log_probs, shares, c: (log_probs * shares).sum()))
     assert (both - base).abs().max() > 1e-6
 
 
-def test_chunks_of_rows_change_nothing(samples, tmp_path):
-    whole = trained(SMALL, samples, tmp_path / "whole")
-    chunked = trained(replace(SMALL, audit_rows=3, update_rows=1), samples, tmp_path / "chunked")
-    torch.testing.assert_close(whole, chunked, atol=1e-6, rtol=0)
+def test_chunks_of_rows_change_nothing(samples):
+    """Margins and gradients, to rounding (weights would not do: Adam divides by gradients that are nearly 0)."""
+    small = replace(SMALL, audit_rows=3, update_rows=1)
+    group = train.sample_group(fresh(SMALL)[0], samples[0], SMALL, 6, train.seeded(0))
+    whole, chunked = (train.judge(fresh(config)[0], group, config).s for config in (SMALL, small))
+    torch.testing.assert_close(whole, chunked, atol=1e-5, rtol=0)
+    whole, chunked = gradient(SMALL, samples[0]), gradient(small, samples[0])
+    torch.testing.assert_close(whole, chunked, atol=1e-6 * float(whole.abs().max()), rtol=0)
 
 
 def test_statistics_of_a_group():
