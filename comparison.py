@@ -167,11 +167,13 @@ def table(summary: dict) -> str:
         cells = [cell(scores.get(key), f"{'+' * key.endswith(('gain', 'margin'))}.2f") for key in columns.values()]
         lines.append(f"| {method} | {' '.join(map(str, scores['seeds']))} | {' | '.join(cells)} |")
     asked = "; ".join(f"{split}: {', '.join(f'{family} {n}' for family, n in summary['n'][split].items())}" for split in splits)
-    return "\n".join(lines) + (
-        f"\n\nMean ± standard deviation over seeds. Accuracy, look share and margin are means of the families but presence; Δ is "
+    lines += [
+        "",
+        "Mean ± standard deviation over seeds. Accuracy, look share and margin are means over the families but presence; Δ is "
         f"the gain over the frozen base; look share and margin are those of the {splits[-1]} split; length is in tokens. "
-        f"N questions ({asked})."
-    )
+        f"N questions a seed ({asked}).",
+    ]
+    return "\n".join(lines)
 
 
 def cell(score: tuple[float, float | None] | None, form: str) -> str:
@@ -185,14 +187,13 @@ def cell(score: tuple[float, float | None] | None, form: str) -> str:
 # ── the command ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def make_parser() -> argparse.ArgumentParser:
     """The command line. Abbreviations are off: `--seed` is train.py's flag, and not `--seeds`."""
-    parser = argparse.ArgumentParser(
-        prog="evaluate.py --table3", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("evaluate.py --table3", description=__doc__, formatter_class=raw, allow_abbrev=False)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), metavar="NAME", help=f"of {', '.join(METHODS)}")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="(default: 0 1 2)")
     parser.add_argument("--out", type=Path, default=Path("runs/table3"), help="directory of the runs (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at a time (default: one a core)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object: scores as [mean, standard deviation]")
     return parser
 
 

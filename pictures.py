@@ -58,7 +58,7 @@ def comparison(logs: dict[str, Sequence[Sequence[dict]]], path: Path) -> None:
         "share of look chains (toy world)": "look_share",
         "response length (tokens)": "response_length",
         "groups of equal rewards (share)": "zero_variance",
-        "reward": "reward",
+        "reward (each method's own)": "reward",
     }
     figure, axes = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")
     for axis, (title, name) in zip(axes.flat, panels.items()):
