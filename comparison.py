@@ -70,16 +70,12 @@ def command(config: Config, flags: Sequence[str]) -> list[str]:
 def run_all(commands: dict[str, list[str]], workers: int, out: Path, before: int) -> dict[str, str]:
     """Runs the commands, `workers` at a time; returns by name the last lines of stderr of those that failed.
 
-    Ctrl-C and SIGTERM are passed on: the runs in progress save and end, the others do not start. `before` runs had ended.
+    `before` runs had ended already. At Ctrl-C or SIGTERM the runs in progress are asked to save and end, and no other starts.
     """
     waiting, running, failed = list(commands), {}, {}
     bar = tqdm(total=before + len(commands), initial=before, desc="runs")
     with bar, train.Interruption() as interruption:
-        while running or waiting:
-            if interruption.wished:
-                waiting.clear()
-                for process in running.values():
-                    process.terminate()
+        while (running or waiting) and not interruption.wished:
             while waiting and len(running) < workers:
                 name = waiting.pop(0)
                 running[name] = start(commands[name], out / f"{name}.stderr")
@@ -91,13 +87,19 @@ def run_all(commands: dict[str, list[str]], workers: int, out: Path, before: int
                     (out / f"{name}.stderr").unlink()
                 bar.update()
             time.sleep(POLL)
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
     return failed
 
 
 def start(command: Sequence[str], stderr: Path) -> subprocess.Popen:
-    """A process of one thread. Its stderr goes to a file: a pipe that nobody reads would fill, and halt it."""
+    """A process of one thread, out of reach of the terminal's Ctrl-C, which `run_all` passes on. Its stderr goes to a file: a
+    pipe that nobody reads would fill, and halt it."""
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
     with stderr.open("w") as file:
-        return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=file)
+        return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True)
 
 
 def last_lines(path: Path) -> str:
@@ -205,7 +207,9 @@ def compare(args: argparse.Namespace, flags: Sequence[str]) -> int:
     to_do = {name: command(config, flags) for name, config in runs.items() if not ended(config)}
     args.out.mkdir(parents=True, exist_ok=True)
     failed = run_all(to_do, args.workers, args.out, len(runs) - len(to_do))
-    missing = {name: failed.get(name, "stopped before its end") for name, config in runs.items() if not ended(config)}
+    missing = {
+        name: failed.get(name, "stopped; the same command continues it") for name, config in runs.items() if not ended(config)
+    }
     summary, curves = summarize(runs)
     if curves:
         pictures.comparison(curves, args.out / "table3.png")
