@@ -140,19 +140,17 @@ def summarize(runs: dict[str, Config]) -> tuple[dict, dict[str, list[list[dict]]
 
     The frozen base is measured by each run before it trains, on questions drawn by its seed: it counts once a seed.
     """
-    results, logs = {}, {}
-    for name, config in runs.items():
+    rows, curves, n = {"frozen base": {}}, {}, {}
+    for config in runs.values():
         run = Path(config.out)
-        if (run / "results.json").is_file():
-            results[name] = json.loads((run / "results.json").read_text())
-            logs[name] = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    rows = {"frozen base": {runs[name].seed: scores_of(r["before"]) for name, r in results.items()}}
-    curves = {}
-    for name, r in results.items():
-        rows.setdefault(runs[name].method, {})[runs[name].seed] = run_scores(r, logs[name])
-        curves.setdefault(runs[name].method, []).append(logs[name])
-    n = {split: {f: s["n"] for f, s in families.items() if f != "all"}
-         for r in results.values() for split, families in r["after"].items()}  # fmt: skip
+        if not (run / "results.json").is_file():
+            continue
+        results = json.loads((run / "results.json").read_text())
+        log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        rows["frozen base"][config.seed] = scores_of(results["before"])
+        rows.setdefault(config.method, {})[config.seed] = run_scores(results, log)
+        curves.setdefault(config.method, []).append(log)
+        n = {split: {f: s["n"] for f, s in families.items() if f != "all"} for split, families in results["after"].items()}
     methods = {m: {"seeds": sorted(by_seed), **over_seeds(list(by_seed.values()))} for m, by_seed in rows.items() if by_seed}
     return {"methods": methods, "n": n}, curves
 
