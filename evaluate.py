@@ -6,6 +6,7 @@ python evaluate.py --run runs/x --benchmarks mathvista mmmu [--source DIR] [--li
 python evaluate.py --backbone qwen2.5-vl-7b --benchmarks mathvista mmmu      the frozen base, in runs/qwen2.5-vl-7b-base
 python evaluate.py --score replies.jsonl --benchmark mmmu [--source DIR]     anybody's replies: a line {"id", "response"} each
 python evaluate.py --compare runs/*            the runs side by side, as Markdown tables; the first is the base of every gain
+python evaluate.py --table3 [...]              trains every method on the embedded world, and compares them: comparison.py
 """
 
 import argparse
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import comparison
 import harness
 import ranks
 from benchmarks import benchmark
@@ -108,6 +110,7 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument("--backbone", help="a frozen backbone to evaluate on benchmarks, by name or directory")
     what.add_argument("--score", type=Path, metavar="FILE", help="replies to score (.jsonl, .json, .tsv, .parquet)")
     what.add_argument("--compare", type=Path, nargs="+", metavar="RUN", help="run directories to put side by side")
+    what.add_argument("--table3", action="store_true", help="the controlled comparison; `--table3 --help` shows its own flags")
     parser.add_argument("--split", help="one held-out split only (toy: consistent, conflict; COCO: val, probe)")
     parser.add_argument("--prompts", type=int, help="questions of each family and split (default: the run's --eval-prompts)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -152,6 +155,9 @@ def act(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if "--table3" in argv:
+        return comparison.main([part for part in argv if part != "--table3"])
     args = make_parser().parse_args(argv)
     try:
         act(args)

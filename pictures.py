@@ -1,4 +1,5 @@
-"""The two pictures of a run: its learning curves, and the audit sheet, which shows CED at work on real rollouts."""
+"""The two pictures of a run, learning curves and the audit sheet, which shows CED at work on real rollouts; and the learning
+curves of a comparison."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,6 +45,32 @@ def learning_curves(rows: Sequence[dict], path: Path) -> None:
         axis.grid(alpha=0.2)
         if len(names) > 1:
             axis.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def comparison(logs: dict[str, Sequence[Sequence[dict]]], path: Path) -> None:
+    """Four panels over the steps: by method, the mean of its runs' running means, in a band from the lowest run to the highest.
+
+    logs holds the rows of log.jsonl of each run of a method.
+    """
+    panels = {
+        "share of look chains (toy world)": "look_share",
+        "response length (tokens)": "response_length",
+        "groups of equal rewards (share)": "zero_variance",
+        "reward (each method's own)": "reward",
+    }
+    figure, axes = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")
+    for axis, (title, name) in zip(axes.flat, panels.items()):
+        for method, runs in logs.items():
+            curves = np.array([running_mean(np.array([lookup(row, name) for row in rows])) for rows in runs])  # (runs, steps)
+            (line,) = axis.plot(curves.mean(0), label=method)
+            band = curves.min(0), curves.max(0)
+            axis.fill_between(np.arange(curves.shape[1]), *band, color=line.get_color(), alpha=0.2, linewidth=0)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("step", fontsize=8)
+        axis.grid(alpha=0.2)
+    axes[0, 0].legend(fontsize=8)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

@@ -40,6 +40,7 @@ from answers import answer_text
 from data import InputError
 from models import BACKBONES, Policy
 from plan import plan
+from related import papo, vppo
 from rollout import Group, Judgement, judge, measure, sample_group, seeded
 
 
@@ -53,7 +54,7 @@ class Config:
     """Every number of a run, with the paper's defaults; every field is a flag of train.py."""
 
     backbone: str = arg("tiny", f"{', '.join(BACKBONES)}, or a local directory")
-    method: str = arg("answer-ced", "the reward: a row of METHODS")
+    method: str = arg("answer-ced", "correctness, additive, papo, vppo, answer-ced or cot-ced: a row of METHODS")
     data: str = arg("toy", "toy, or a COCO-format folder: instances.json and images")
     out: str = arg("", "run directory (default: runs/BACKBONE-METHOD-SEED)")
     seed: int = arg(0, "every random draw is a function of it")
@@ -92,6 +93,16 @@ class Config:
     lora_alpha: int = arg(32, "LoRA scale alpha")
     audit_rows: int = arg(0, "answers x image versions scored at a time in an audit, 0 for all: less memory, same result")
     update_rows: int = arg(0, "answers in one backward pass, 0 for all: less memory, same result")
+    # 3 learn, as the other systems do (related/)
+    mask_patch: int = arg(14, "side in pixels of the squares that PAPO and VPPO blacken")
+    papo_mask: float = arg(0.6, "PAPO: probability of a square to be black")
+    papo_gamma: float = arg(0.02, "PAPO: weight of the KL from the masked image, which is maximised")
+    papo_eta: float = arg(0.05, "PAPO: weight of the two entropies, which are minimised")
+    papo_bound: float = arg(10.0, "PAPO: largest k3 of a token, in nats")
+    papo_detach: bool = arg(False, "PAPO: no gradient through the masked image, as in the released code")
+    vppo_mask: float = arg(0.5, "VPPO: probability of a square to be black")
+    vppo_ratio: float = arg(0.4, "VPPO: share of a response's tokens that are learnt from")
+    vppo_beta_min: float = arg(0.9, "VPPO: smallest scale of a response's advantage")
     # data and reports
     min_area: float = arg(0.005, "smallest share of the image an evidence region may cover")
     max_area: float = arg(0.6, "largest share of the image an evidence region may cover")
@@ -104,11 +115,15 @@ class Config:
         """This configuration if it can run. Raises InputError with the flag, what was expected and what was found."""
         at_least = {"steps": 1, "prompts_per_step": 1, "group_size": 2, "k": 1, "max_new_tokens": 1, "ring": 1,
                     "updates_per_step": 1, "lora_layers": 1, "lora_rank": 1, "eval_prompts": 1, "eval_group": 1,
-                    "save_every": 1, "audit_rows": 0, "update_rows": 0, "placement_tries": 0, "lr": 0}  # fmt: skip
+                    "save_every": 1, "audit_rows": 0, "update_rows": 0, "placement_tries": 0, "lr": 0, "mask_patch": 1,
+                    "papo_gamma": 0, "papo_eta": 0, "vppo_beta_min": 0, "papo_mask": 0, "vppo_mask": 0}  # fmt: skip
         for name, least in at_least.items():
             if getattr(self, name) < least:
                 raise InputError(f"{flag(name)}: expected at least {least}; found {getattr(self, name)}")
-        for name in ("temperature", "tau_g", "eps_margin", "eps_adv", "grad_clip"):
+        for name in ("vppo_beta_min", "papo_mask", "vppo_mask", "vppo_ratio"):
+            if getattr(self, name) > 1:
+                raise InputError(f"{flag(name)}: expected at most 1; found {getattr(self, name)}")
+        for name in ("temperature", "tau_g", "eps_margin", "eps_adv", "grad_clip", "papo_bound", "vppo_ratio"):
             if getattr(self, name) <= 0:
                 raise InputError(f"{flag(name)}: expected a number above 0; found {getattr(self, name)}")
         for name, allowed in {"method": METHODS, "intervention": ced.INTERVENTIONS, "average": grpo.AVERAGES}.items():
@@ -139,6 +154,8 @@ class Method(NamedTuple):
 METHODS = {
     "correctness": Method(lambda j, c: j.r_ans),
     "additive": Method(lambda j, c: ced.additive_reward(j.r_ans, j.m, c.lam)),
+    "papo": Method(lambda j, c: j.r_ans, extra_loss=papo.extra_loss),
+    "vppo": Method(lambda j, c: j.r_ans, token_weights=vppo.token_weights),
     "answer-ced": Method(lambda j, c: ced.evidence_reward(j.r_ans, j.m, c.tau_g, c.eps_tie)),
     "cot-ced": Method(lambda j, c: ced.evidence_reward(j.r_ans, j.m_cot, c.tau_g, c.eps_tie)),
 }

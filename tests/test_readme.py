@@ -7,16 +7,17 @@ from dataclasses import fields
 import pytest
 from conftest import ROOT
 
+import comparison
 import evaluate
 import train
 from benchmarks import BENCHMARKS
 
 README = (ROOT / "README.md").read_text()
-MODULES = sorted(path.name for path in ROOT.glob("*.py"))
+MODULES = [str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.py"), *ROOT.glob("related/[!_]*.py"))]
 
 
 def test_every_file_is_listed_with_its_line_count():
-    listed = {name: int(lines) for name, lines in re.findall(r"^\| \[`(\w+\.py)`\]\(\1\) \| (\d+) \|", README, re.MULTILINE)}
+    listed = {name: int(lines) for name, lines in re.findall(r"^\| \[`([\w/]+\.py)`\]\(\1\) \| (\d+) \|", README, re.MULTILINE)}
     assert listed == {name: len((ROOT / name).read_text().splitlines()) for name in MODULES}
 
 
@@ -43,7 +44,7 @@ def test_every_command_names_real_files_and_flags(script, flags, capsys):
 
 def test_flags_named_in_the_text_are_fields_of_config():
     known = {train.flag(f.name) for f in fields(train.Config)}
-    parsers = (train.make_parser(), evaluate.make_parser())
+    parsers = (train.make_parser(), evaluate.make_parser(), comparison.make_parser())
     others = {option for parser in parsers for action in parser._actions for option in action.option_strings}
     others |= {"--nproc", "--nproc-per-node"}  # torchrun's
     assert set(re.findall(r"`(--[\w-]+)", README)) <= known | others
@@ -57,12 +58,19 @@ def test_pictures_and_links_exist():
 def test_expected_output_has_the_form_the_command_prints():
     header = train.markdown({}, {}).splitlines()[0]
     assert header in README
+    splits = {"consistent": {}, "conflict": {}}
+    assert comparison.table({"methods": {}, "n": splits}).splitlines()[0] in README
 
 
 def test_the_instruction_is_the_constant_of_models():
     from models import INSTRUCTION
 
     assert INSTRUCTION in README.replace("\\<", "<").replace("\n", " ")
+
+
+def test_the_comparison_has_a_row_for_every_method():
+    rows = README.split("## Controlled comparison")[1].split("\n## ")[0]
+    assert re.findall(r"^\| ([\w-]+) \|", rows, re.MULTILINE)[1:] == list(train.METHODS)
 
 
 def test_numbers_in_the_text_are_the_defaults():

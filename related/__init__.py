@@ -1,0 +1,1 @@
+"""Other systems' ways to make a policy look, one concept file each."""
