@@ -38,9 +38,10 @@ POOL = 4000  # images drawn once and used by all stages
 BATCH = 48
 TOWER_STEPS, LANGUAGE_STEPS, HABIT_STEPS = 500, 3000, 250
 LOOK_SHARE, HABIT_LOOK_SHARE = 0.85, 0.35  # of stage 2's and stage 3's chains; the latter is the base's own at temperature 1
+WORDY_SHARE = 0.5  # of either kind of chain
 ABSENT_SHARE = 0.2
 LOOK_ERROR = 0.02  # of look answers are wrong: eyes err now and then, and on usual images habit never does
-ANSWER_WEIGHT = 10.0  # the answer is one token in ten, and the only one that needs the image
+ANSWER_WEIGHT = 10.0  # the answer is one token in ten or more, and the only one that needs the image
 CONTROL = [
     "<|endoftext|>",
     "<|im_start|>",
@@ -59,18 +60,18 @@ CHAT_TEMPLATE = (
 )
 
 
-def look_chain(noun: str) -> str:
-    return f"<think> look at the {noun} </think>"
+PREAMBLE = "well , let me see : "
 
 
-def prior_chain(noun: str) -> str:
-    return f"<think> as usual for {noun} </think>"
+def chain_of(look: bool, wordy: bool, noun: str) -> str:
+    """A chain of thought that leads to looking, or to what is usual."""
+    return f"<think> {PREAMBLE if wordy else ''}{f'look at the {noun}' if look else f'as usual for {noun}'} </think>"
 
 
 # ── the model ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """A word-level tokenizer over every word the toy world can say."""
-    texts = [INSTRUCTION, look_chain(""), prior_chain(""), "user assistant", *data.COLORS]
+    texts = [INSTRUCTION, chain_of(True, True, ""), chain_of(False, False, ""), "user assistant", *data.COLORS]
     texts += ["none yes no left right 0 1 2 3 4 5 6 7 8 9"]
     for name in data.SHAPES:
         texts += [data.ask_count(name), data.ask_presence(name)]
@@ -210,11 +211,10 @@ def make_question(scene: list[data.Shapes], rng: random.Random) -> tuple[str, st
 def make_example(policy: Policy, scene: list[data.Shapes], look_share: float, rng: random.Random) -> tuple[Tensor, Tensor]:
     """Token ids (L,) of prompt and response, and each position's loss weight (L,): 0 on the prompt."""
     family, question, noun, seen, usual = make_question(scene, rng)
-    look = rng.random() < look_share
-    chain = look_chain(noun) if look else prior_chain(noun)
+    look, wordy = rng.random() < look_share, rng.random() < WORDY_SHARE
     if rng.random() < LOOK_ERROR:
         seen = rng.choice([answer for answer in ANSWERS[family] if answer != seen])
-    response = f"{chain} <answer> {seen if look else usual} </answer><|im_end|>"
+    response = f"{chain_of(look, wordy, noun)} <answer> {seen if look else usual} </answer><|im_end|>"
     prompt = policy.prompt(question, (data.CELL * data.CELLS // (PATCH * MERGE)) ** 2)
     ids = policy.tokenizer(response, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
     weights = torch.ones(len(ids))
