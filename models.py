@@ -228,6 +228,11 @@ class Policy:
         )
         return out.last_hidden_state
 
+    def states(self, branch: Prefix, ids: Tensor) -> Tensor:
+        """The hidden states that predict each token of responses ids (rows, T) after the prompt: (rows, T, D)."""
+        first = branch.hidden[:, None]  # the prompt's last state predicts token 0, and each token's state the next
+        return first if ids.shape[1] == 1 else torch.cat([first, self.step(branch, ids[:, :-1], 0)], dim=1)
+
     def sample(
         self, prefix: Prefix, group_size: int, max_new_tokens: int, temperature: float, generator: torch.Generator | None
     ) -> Responses:
@@ -244,7 +249,8 @@ class Policy:
         return Responses(ids, mask[:, :longest], *log_probs)
 
     def _draw(self, prefix: Prefix, group_size: int, max_new_tokens: int, temperature: float, generator) -> Iterator:
-        """Position by position: t, the rows that are drawn (n,), their tokens (n,), and log π of these at both temperatures (2, n).
+        """Position by position: t, the rows that are drawn (n,), their tokens (n,), and log π of these (2, n), at temperature
+        and at 1.
 
         A row that has ended leaves the batch at the next stop test; what it draws until then counts nothing. Every row has its
         own random numbers, so that nothing depends on who else is there.
@@ -292,9 +298,7 @@ class Policy:
         return torch.cat(parts).view(versions, n, -1)[:, back]
 
     def _log_probs(self, branch: Prefix, ids: Tensor, temperature: float, scored: Tensor) -> Tensor:
-        hidden = branch.hidden[:, None]  # the prompt's last state predicts token 0, each token's state the next
-        if ids.shape[1] > 1:
-            hidden = torch.cat([hidden, self.step(branch, ids[:, :-1], 0)], dim=1)  # (rows, T, D)
+        hidden = self.states(branch, ids)
         chunks = zip(hidden[scored].split(LOGIT_CHUNK), ids[scored].split(LOGIT_CHUNK))
         log_p = [TokenLogProb.apply(h, self.head.weight, y, temperature) for h, y in chunks]
         return torch.zeros(ids.shape, device=self.device).masked_scatter(scored, torch.cat(log_p))  # (rows, T)
@@ -384,7 +388,7 @@ def draw(log_p: Tensor, u: Tensor) -> Tensor:
 class TokenLogProb(torch.autograd.Function):
     """log π of tokens y given the hidden states that predict them, (n, D), (V, D), (n,) → (n,), for a frozen head W.
 
-    With z = W h / temperature, log π_y = z_y − log Σ_v exp z_v, and its gradient in h is Σ_v (1[v = y] − π_v) W_v / temperature.
+    With z = W h / temperature, log π_y = z_y − log Σ_v exp z_v; its gradient in h is Σ_v (1[v = y] − π_v) W_v / temperature.
     That is taken at once, while the logits are there, so that none are kept for the backward pass and none computed twice.
     """
 

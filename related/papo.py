@@ -64,5 +64,6 @@ def extra_loss(policy: Policy, group: Group, rows: Tensor, log_probs: Tensor, sh
     vision = masked_vision(policy, group, "papo", config.papo_mask, config)
     with torch.set_grad_enabled(not config.papo_detach):
         prefix = policy.read(group.prompt, vision)
-        masked = policy.log_probs(prefix, group.responses.ids[rows], config.temperature)[0]  # (rows, T)
+        ids, mask = group.responses.ids[rows], group.responses.mask[rows]
+        masked = policy.log_probs(prefix, ids, config.temperature, mask)[0]  # (rows, T)
     return papo_loss(log_probs, masked, shares, config.papo_gamma, config.papo_eta, config.papo_bound)

@@ -44,16 +44,13 @@ def token_dependency(policy: Policy, prefix: Prefix, ids: Tensor, temperature: f
     LOGIT_CHUNK positions at a time. Identical responses are measured once.
     """
     distinct, back = ids.unique(dim=0, return_inverse=True)
-    first = divergence(prefix.logits, temperature).expand(len(distinct), 1)  # the prompt itself predicts token 0
-    if ids.shape[1] == 1:
-        return first[back]
     parts = []
     for rows in distinct.split(max(1, max_rows // 2) if max_rows else len(distinct)):
         versions = torch.arange(2, device=ids.device).repeat_interleave(len(rows))
-        hidden = policy.step(prefix.fork(versions), rows[:, :-1].repeat(2, 1), 0)  # (2 · rows, T − 1, D)
+        hidden = policy.states(prefix.fork(versions), rows.repeat(2, 1))  # (2 · rows, T, D)
         chunks = hidden.unflatten(0, (2, -1)).flatten(1, 2).split(LOGIT_CHUNK // 2, dim=1)  # (2, positions, D) each
         parts += [divergence(policy.head(chunk), temperature) for chunk in chunks]
-    return torch.cat([first, torch.cat(parts).view(len(distinct), -1)], dim=1)[back]
+    return torch.cat(parts).view(len(distinct), -1)[back]
 
 
 def token_filter(dependency: Tensor, mask: Tensor, ratio: float) -> Tensor:

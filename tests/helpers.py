@@ -66,6 +66,7 @@ def random_policy(family: str, seed: int = 0) -> Policy:
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, 0.1 if "embed_tokens" in name or "lm_head" in name else 0.06)
+        model.lm_head.weight[config.image_token_id] = 0  # no model that was ever trained says it: a naive forward needs that
     model.generation_config = GenerationConfig(eos_token_id=[tokenizer.eos_token_id, tokenizer.pad_token_id])
     processor = Qwen2VLImageProcessorPil(patch_size=8, merge_size=2, size={"shortest_edge": 32 * 32, "longest_edge": 96 * 96})
     return Policy(model, tokenizer, processor)
