@@ -180,3 +180,19 @@ def token_sheet(sample: data.Sample, grids: dict[str, tuple[int, int]], path: Pa
         axis.set_title(f"{name}: {grid[0]} x {grid[1]} tokens, {int(mask.sum())} of the evidence", fontsize=10)
     figure.savefig(path, dpi=90)
     plt.close(figure)
+
+
+def growth(rows: dict[str, list[dict]], path: Path) -> None:
+    """Seconds of each part of a step along each axis of `speed.growth`, one panel an axis."""
+    figure, axes = plt.subplots(1, len(rows), figsize=(4 * len(rows), 3.6), layout="constrained")
+    for axis, (name, points) in zip(axes, rows.items()):
+        x = [point[name] for point in points]
+        for part in (key for key in points[0] if key != name):
+            axis.plot(x, [point[part] for point in points], marker="o", markersize=3, label=part)
+        axis.set_xlabel(name, fontsize=9)
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.2)
+    axes[0].set_ylabel("seconds", fontsize=9)
+    axes[0].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
