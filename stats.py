@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 RESAMPLES = 2000
+CERTAINTY = 0.95
 
 
 def wilson(p: float, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -32,7 +33,7 @@ def paired_bootstrap(before: Sequence[float], after: Sequence[float], seed: int)
     return bootstrap(len(gains), lambda rows: gains[rows].mean(), seed)
 
 
-def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+def interval(draws: np.ndarray, level: float = CERTAINTY) -> tuple[float, float]:
     """The middle share `level` of the draws. Draws that have no value (NaN) are left out."""
     if np.isnan(draws).all():
         return math.nan, math.nan
@@ -63,7 +64,7 @@ def equal_frequency_bins(values: np.ndarray, bins: int) -> np.ndarray:
 
 
 def conditional_mutual_information(s: np.ndarray, g: np.ndarray, z: np.ndarray) -> float:
-    """I(S; G | Z) in bits of discrete labels, all (n,): the plug-in estimate, Σ p(s, g, z) log₂ p(s, g | z) / p(s | z) p(g | z).
+    """I(S; G | Z) in bits, for labels (n,): the plug-in estimate of Σ p(s, g, z) log₂ (p(s, g | z) / p(s | z) p(g | z)).
 
     Never negative, and above 0 by chance where strata are small: compare it with that of `shuffled` labels.
     """
@@ -90,3 +91,35 @@ def risk_coverage(confidence: np.ndarray, right: np.ndarray) -> np.ndarray:
     _, tied = np.unique(-confidence, return_inverse=True)  # 0 the most confident
     risk = np.bincount(tied, 1 - right) / np.bincount(tied)
     return risk[np.sort(tied)].cumsum() / np.arange(1, len(right) + 1)
+
+
+# ── cells of a table ────────────────────────────────────────────────────────────────────────────────────────────────
+def estimate(value: float, draws: np.ndarray) -> dict:
+    """A number and its 95 % interval, as a cell of a table."""
+    low, high = interval(draws)
+    return {"value": float(value), "low": low, "high": high}
+
+
+def mean_of(values: np.ndarray, seed: int) -> dict:
+    """The mean of one value a question, (n,); questions without a value (NaN) are left out."""
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return {"value": math.nan, "low": math.nan, "high": math.nan}
+    return estimate(values.mean(), paired_bootstrap(np.zeros(len(values)), values, seed))
+
+
+def share(values: np.ndarray) -> dict:
+    """The share of questions of which something is true, (n,) of 0 and 1, and Wilson's interval."""
+    low, high = wilson(values.mean(), len(values))
+    return {"value": float(values.mean()), "low": low, "high": high}
+
+
+def verdict(draws: np.ndarray, n: int, rows: int) -> str:
+    """`signal` if a difference of n questions is above 0 with the certainty of 97.5 % that all rows share (Bonferroni).
+
+    n questions are all above 0 by luck once in 2^n times, so fewer than that certainty needs prove nothing.
+    """
+    doubt = (1 - CERTAINTY) / 2 / rows
+    if n == 0 or 2.0**-n > doubt:
+        return "too few questions"
+    return "signal" if interval(draws, 1 - 2 * doubt)[0] > 0 else "no signal"
