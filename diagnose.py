@@ -354,6 +354,7 @@ def confidence(study: Study) -> tuple[Rows, Figure]:
     seen = [values for _, values in inspect(study, look)]
     right = np.concatenate([values["right"] for values in seen])
     rows = [{"confidence": name, "N": len(seen), "answers": len(right), **ranks_right(seen, name, seed)} for name in names]
+    rows[1]["verdict"] = "the yardstick"  # words alone can be likelier where they are right
     if right.all() or not right.any():
         rows = [row | {"verdict": f"n/a: all answers are {'right' if right.all() else 'wrong'}"} for row in rows]
     curves = {name: stats.risk_coverage(np.concatenate([values[name] for values in seen]), right) for name in names}

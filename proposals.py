@@ -19,7 +19,7 @@ from rollout import seeded
 SHIFTS = (0.1, 0.25, 0.5)  # of the image's short side
 SCALES = (0.5, 0.75, 1.5, 2.0)
 IOUS = (0.9, 0.7, 0.5, 0.3, 0.1)
-BISECTIONS = 40
+BISECTIONS = 20  # halvings of the distance: a thousandth of a pixel
 
 
 def proposals(sample: data.Sample, config) -> Iterator[tuple[str, Tensor | None]]:
@@ -46,31 +46,34 @@ def draw(config, sample: data.Sample, name: str) -> torch.Generator:
 
 def shift(boxes: Tensor, size: tuple[int, int], distance: float, tries: int, generator: torch.Generator) -> Tensor | None:
     """The boxes (n, 4) moved by a distance in pixels in the first random direction that keeps them inside the image."""
-    moved = (boxes + distance * direction for direction in directions(tries, generator))
-    return next((m for m in moved if is_inside(m, size)), None)
+    found = (step for step in steps(tries, generator) if reach(boxes, size, step) >= distance)
+    return next((boxes + distance * step for step in found), None)
 
 
 def shift_to_iou(boxes: Tensor, size: tuple[int, int], iou: float, tries: int, generator: torch.Generator) -> Tensor | None:
     """The boxes (n, 4) moved in a random direction until the region's IoU with where it was is `iou`, found by bisection."""
-    for direction in directions(tries, generator):
-        near, far = 0.0, float(math.hypot(*size))
+    for step in steps(tries, generator):
+        near, far = 0.0, reach(boxes, size, step)
+        if region_iou(boxes, boxes + far * step) > iou:
+            continue  # the image ends before the overlap is small enough
         for _ in range(BISECTIONS):
             middle = (near + far) / 2
-            near, far = (middle, far) if region_iou(boxes, boxes + middle * direction) > iou else (near, middle)
-        if is_inside(moved := boxes + near * direction, size):
-            return moved
+            near, far = (middle, far) if region_iou(boxes, boxes + middle * step) > iou else (near, middle)
+        return boxes + near * step
     return None
 
 
-def directions(tries: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Random unit steps for boxes: (cos, sin, 0, 0)."""
+def steps(tries: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """What a box (x, y, width, height) gains by one pixel in a random direction: (cos, sin, 0, 0)."""
     for angle in 2 * math.pi * torch.rand(tries, generator=generator, dtype=torch.float64):
         yield torch.stack([angle.cos(), angle.sin(), 0 * angle, 0 * angle])
 
 
-def is_inside(boxes: Tensor, size: tuple[int, int]) -> bool:
-    """Whether all boxes (n, 4) lie inside an image of size (width, height)."""
-    return bool((boxes[:, :2] >= 0).all() and (boxes[:, :2] + boxes[:, 2:] <= torch.tensor(size)).all())
+def reach(boxes: Tensor, size: tuple[int, int], step: Tensor) -> float:
+    """How many such steps boxes (n, 4) can go before one of them leaves the image of size (width, height)."""
+    low, high, direction = boxes[:, :2], boxes[:, :2] + boxes[:, 2:], step[:2]
+    room = torch.where(direction > 0, torch.tensor(size) - high, low)  # (n, 2)
+    return max(0.0, float((room / direction.abs()).min()))
 
 
 def scale(boxes: Tensor, size: tuple[int, int], factor: float) -> Tensor | None:
