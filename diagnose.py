@@ -59,7 +59,7 @@ from study import (
     prepare,
     relabelled,
     verdicts,
-)  # fmt: skip
+)
 from train import Config, add_config_flags, describe, unrouted_rewards
 
 FORMULAS = ("correctness", "additive", "answer-ced")

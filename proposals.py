@@ -1,7 +1,8 @@
 """Evidence proposals that are wrong on purpose: displaced, rescaled, on another object, or anywhere (Fig. 5, A.7).
 
 A proposal is a set of boxes (n, 4) in the evidence's place. All of its boxes move together and stay inside the image; where
-that cannot be done, or nothing of the kind exists, there is no proposal (None) for the question.
+that cannot be done, or nothing of the kind exists, there is no proposal (None) for the question. "Another object" is the
+paper's random object box (Fig. 5) and its wrong-category region (4.3.3) in one: a box of another class in the same image.
 """
 
 import math

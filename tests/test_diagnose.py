@@ -168,9 +168,13 @@ def test_wrong_input_is_told(flags, message, capsys):
     assert diagnose.main(flags) == 2 and message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("box, message", [("1,2,3", "found '1,2,3'"), ("a,b,c,d", "found 'a,b,c,d'"),
-                                          ("80,0,10,10", "inside the image of 84x84; found 80,0,10,10"),
-                                          ("nan,0,10,10", "inside the image")])  # fmt: skip
+@pytest.mark.parametrize("box, message", [
+    ("1,2,3", "found '1,2,3'"),
+    ("a,b,c,d", "found 'a,b,c,d'"),
+    ("80,0,10,10", "inside the image of 84x84; found 80,0,10,10"),
+    ("nan,0,10,10", "inside the image"),
+    ("0,0,84,84", "every visual token"),
+])  # fmt: skip
 def test_bad_boxes_are_told(box, message, samples, capsys):
     flags = ["audit", "--image", str(samples[0].image), "--question", "q", "--answer", "a", f"--box={box}"]
     assert diagnose.main(flags) == 2 and message in capsys.readouterr().err
