@@ -447,8 +447,7 @@ def report(study: Study, out: Path, as_json: bool) -> None:
     """Runs the diagnostic, writes its picture and its numbers, and prints the numbers."""
     rows, figure = DIAGNOSTICS[study.what](study)
     how = "sampled" if study.chain is None else f"given: {study.chain} <answer> right answer </answer>"
-    rows = [plain(row) for row in rows]
-    result = {"diagnostic": study.what, "answers": how, "rows": rows, "config": asdict(study.config)}
+    result = {"diagnostic": study.what, "answers": how, "rows": [plain(row) for row in rows], "config": asdict(study.config)}
     out.mkdir(parents=True, exist_ok=True)
     figure.savefig(out / f"{study.what}.png", dpi=110)
     pictures.plt.close(figure)

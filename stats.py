@@ -69,11 +69,11 @@ def conditional_mutual_information(s: np.ndarray, g: np.ndarray, z: np.ndarray) 
     Never negative, and above 0 by chance where strata are small: compare it with that of `shuffled` labels.
     """
 
-    def log_counts(*labels: np.ndarray) -> np.ndarray:
+    def count(*labels: np.ndarray) -> np.ndarray:
         _, which, counts = np.unique(np.stack(labels), axis=1, return_inverse=True, return_counts=True)
-        return np.log2(counts[which.ravel()])  # (n,)
+        return counts[which.ravel()]  # (n,)
 
-    return float((log_counts(s, g, z) + log_counts(z) - log_counts(s, z) - log_counts(g, z)).mean())
+    return float(np.log2(count(s, g, z) * count(z) / (count(s, z) * count(g, z))).mean())
 
 
 def shuffled(g: np.ndarray, z: np.ndarray, generator: np.random.Generator) -> np.ndarray:
