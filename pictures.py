@@ -1,5 +1,5 @@
-"""The two pictures of a run, learning curves and the audit sheet, which shows CED at work on real rollouts; and the learning
-curves of a comparison."""
+"""The two pictures of a run, learning curves and the audit sheet, which shows CED at work on real rollouts; and those of
+comparisons, diagnostics and speed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -196,3 +196,42 @@ def growth(rows: dict[str, list[dict]], path: Path) -> None:
     axes[0].legend(fontsize=8)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+# ── the diagnostics ─────────────────────────────────────────────────────────────────────────────────────────────────
+def estimates(rows: Sequence[dict]) -> plt.Figure:
+    """A panel for every column of estimates ({value, low, high}) of a diagnostic's rows: a point and a line for each row."""
+    columns = list(dict.fromkeys(name for row in rows for name, cell in row.items() if isinstance(cell, dict)))
+    height = 1.5 + 0.22 * max(sum(name in row for row in rows) for name in columns)
+    figure, axes = plt.subplots(1, len(columns), figsize=(5 * len(columns), height), squeeze=False, layout="constrained")
+    for axis, name in zip(axes.flat, columns):
+        shown = [row for row in rows if name in row]
+        for y, row in enumerate(shown):
+            axis.hlines(y, row[name]["low"], row[name]["high"], color=NULL)
+            axis.plot(row[name]["value"], y, "o", color=EVIDENCE, markersize=5)
+        words = [[cell for key, cell in row.items() if isinstance(cell, str) and key != "verdict"] for row in shown]
+        axis.set_yticks(range(len(shown)), [", ".join(w) for w in words], fontsize=8)
+        axis.invert_yaxis()
+        axis.axvline(0, color="black", linewidth=0.8)
+        axis.set_title(name, fontsize=10)
+        axis.grid(alpha=0.2)
+    return figure
+
+
+def risk_coverage(curves: dict[str, np.ndarray]) -> plt.Figure:
+    """The share of wrong answers (risk) among the most confident ones, against their share of all answers (coverage)."""
+    figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+    for name, risk in curves.items():
+        axis.plot(np.arange(1, len(risk) + 1) / len(risk), risk, label=name)
+    axis.set(xlabel="coverage: share of the answers that are kept", ylabel="risk: share of those that are wrong")
+    axis.grid(alpha=0.2)
+    axis.legend()
+    return figure
+
+
+def one_audit(example: Example) -> plt.Figure:
+    """The regions of one question, and s, m, g and R of its one answer."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    draw_regions(left, example)
+    draw_sensitivities(right, example, 0)
+    return figure

@@ -62,14 +62,35 @@ def seeded(*key, device: str | torch.device = "cpu") -> torch.Generator:
 # ── 1 sample ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def sample_group(policy: Policy, sample: data.Sample, config, group_size: int, generator: torch.Generator) -> Group:
     """group_size answers of the policy to one sample, at config's temperature and length limit."""
+    asked = ask(policy, sample, config)
+    responses = policy.sample(asked[-1], group_size, config.max_new_tokens, config.temperature, generator)
+    return group_of(policy, sample, asked, responses)
+
+
+def given_group(policy: Policy, sample: data.Sample, texts: Sequence[str], config) -> Group:
+    """A group whose answers are given instead of sampled, to be judged or audited (log π is that of temperature 1)."""
+    rows = [policy.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"][0] for text in texts]
+    ids = pad_sequence(rows, batch_first=True, padding_value=policy.pad_id).to(policy.device)  # (G, T)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).bool().to(policy.device)
+    asked = ask(policy, sample, config)
+    with torch.inference_mode():
+        log_probs = policy.log_probs(asked[-1], ids, 1.0, mask)[0]
+    return group_of(policy, sample, asked, Responses(ids, mask, log_probs, log_probs))
+
+
+def ask(policy: Policy, sample: data.Sample, config) -> tuple[Vision, Tensor, Prefix]:
+    """What the policy sees of the sample's image, the prompt (P,) that asks its question, and the prompt as it was read."""
     vision = policy.encode(data.open_image(sample.image))
     prompt = policy.prompt(sample.question, vision.features[0].shape[1], config.thinking)
     with torch.inference_mode():
-        prefix = policy.read(prompt, vision)
-    responses = policy.sample(prefix, group_size, config.max_new_tokens, config.temperature, generator)
+        return vision, prompt, policy.read(prompt, vision)
+
+
+def group_of(policy: Policy, sample: data.Sample, asked: tuple[Vision, Tensor, Prefix], responses: Responses) -> Group:
+    """The group of these responses, decoded, with their answers found."""
     rows = [ids[mask].tolist() for ids, mask in zip(responses.ids, responses.mask)]
     texts = [policy.decode(row) for row in rows]
-    return Group(sample, vision, prompt, prefix, responses, texts, [answers.answer_span(row, policy.decode) for row in rows])
+    return Group(sample, *asked, responses, texts, [answers.answer_span(row, policy.decode) for row in rows])
 
 
 # ── 2 judge ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -137,12 +158,17 @@ def audit_answers(policy: Policy, group: Group, masks: Tensor, config) -> tuple[
     return s, spans, spans.any(-1)
 
 
-def judge(policy: Policy, group: Group, config) -> Judgement:
-    """R_ans and the audit of a group: K non-evidence regions, drawn once a sample, and Eqs. 1–3 on every answer."""
-    sample = group.sample
+def regions_of(sample: data.Sample, grid: tuple[int, int], config) -> tuple[Tensor, Tensor]:
+    """The audit's token masks (1 + K, N) on a grid, and the non-evidence boxes that could be placed: drawn once a sample."""
     where = seeded(config.seed, "regions", sample.id)
     boxes, tries = torch.tensor(sample.boxes), config.placement_tries
-    masks, nulls = ced.audit_regions(boxes, sample.size, group.vision.grid, config.k, config.max_iou, tries, where)
+    return ced.audit_regions(boxes, sample.size, grid, config.k, config.max_iou, tries, where)
+
+
+def judge(policy: Policy, group: Group, config) -> Judgement:
+    """R_ans and the audit of a group: K non-evidence regions, and Eqs. 1–3 on every answer."""
+    sample = group.sample
+    masks, nulls = regions_of(sample, group.vision.grid, config)
     s, spans, audited = audit_answers(policy, group, masks, config)
     parsed = torch.tensor([span is not None for span in group.spans])
     correct = parsed & torch.tensor([answers.is_correct(t, sample.answer, sample.kind) for t in group.texts])

@@ -162,12 +162,16 @@ METHODS = {
 
 
 def rewards_of(judgement: Judgement, sample: data.Sample, config: Config) -> Tensor:
-    """R (G,): the method's reward, or correctness alone for presence samples (the router: two actions bound the variance).
+    """R (G,): the method's reward, or correctness alone for presence samples (the router: two actions bound the variance)."""
+    return unrouted_rewards(judgement, "correctness" if sample.family == "presence" else config.method, config)
+
+
+def unrouted_rewards(judgement: Judgement, method: str, config: Config) -> Tensor:
+    """R (G,) by the method's formula, whatever the family.
 
     An answer that cannot be found has no margin; it gets the floor r_wrong − ε_tie, below which no wrong answer falls.
     """
-    method = METHODS["correctness" if sample.family == "presence" else config.method]
-    return torch.where(judgement.parsed, method.reward(judgement, config), config.r_wrong - config.eps_tie)
+    return torch.where(judgement.parsed, METHODS[method].reward(judgement, config), config.r_wrong - config.eps_tie)
 
 
 # ── one step ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -539,14 +543,19 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The command line: every field of Config, and what is not part of a configuration."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+def add_config_flags(parser: argparse.ArgumentParser) -> None:
+    """A flag for every field of Config; those that are not given stay out of the parsed arguments."""
     for f in fields(Config):
         recipe = f"; tiny: {TINY_RECIPE[f.name]}" if f.name in TINY_RECIPE else ""
         text = f"{f.metadata['help']} (default: {f.default}{recipe})".replace("%", "%%")
         kind = {"action": argparse.BooleanOptionalAction} if isinstance(f.default, bool) else {"type": type(f.default)}
         parser.add_argument(flag(f.name), **kind, default=argparse.SUPPRESS, help=text)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line: every field of Config, and what is not part of a configuration."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    add_config_flags(parser)
     parser.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this directory")
     parser.add_argument("--dry-run", action="store_true", help="print what the run would cost, and end")
     parser.add_argument("--stop-after", type=int, metavar="N", help="stop after step N as an interruption would")

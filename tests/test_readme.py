@@ -8,7 +8,9 @@ import pytest
 from conftest import ROOT
 
 import comparison
+import diagnose
 import evaluate
+import speed
 import train
 from benchmarks import BENCHMARKS
 
@@ -42,9 +44,13 @@ def test_every_command_names_real_files_and_flags(script, flags, capsys):
     assert end.value.code == 0 and all(re.search(rf"{flag}\b", text) for flag in flags)
 
 
+def test_every_diagnostic_has_a_command():
+    assert set(re.findall(r"python diagnose.py (\w+)", README)) == set(diagnose.DIAGNOSTICS)
+
+
 def test_flags_named_in_the_text_are_fields_of_config():
     known = {train.flag(f.name) for f in fields(train.Config)}
-    parsers = (train.make_parser(), evaluate.make_parser(), comparison.make_parser())
+    parsers = [module.make_parser() for module in (train, evaluate, comparison, diagnose, speed)]
     others = {option for parser in parsers for action in parser._actions for option in action.option_strings}
     others |= {"--nproc", "--nproc-per-node"}  # torchrun's
     assert set(re.findall(r"`(--[\w-]+)", README)) <= known | others

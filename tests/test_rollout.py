@@ -10,7 +10,7 @@ from helpers import naive_log_probs
 import ced
 import data
 import rollout
-from models import Responses, Vision
+from models import Vision
 from train import Config, rewards_of
 
 CONFIG = Config(**{"group_size": 8, "max_new_tokens": 16})
@@ -25,20 +25,6 @@ def first(samples, family):
     return next(s for s in samples if s.family == family)
 
 
-def group_of(policy, sample, texts: list[str]) -> rollout.Group:
-    """A group whose answers are given instead of sampled."""
-    rows = [policy.tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts]
-    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(r) for r in rows], batch_first=True, padding_value=policy.pad_id)
-    mask = torch.arange(ids.shape[1]) < torch.tensor([len(r) for r in rows])[:, None]
-    vision = policy.encode(data.open_image(sample.image))
-    prompt = policy.prompt(sample.question, vision.features[0].shape[1])
-    spans = [rollout.answers.answer_span(r, policy.decode) for r in rows]
-    with torch.inference_mode():
-        prefix = policy.read(prompt, vision)
-        log_probs = policy.log_probs(prefix, ids, 1.0)[0]
-    return rollout.Group(sample, vision, prompt, prefix, Responses(ids, mask, log_probs, log_probs), texts, spans)
-
-
 LOOK = "<think> look at the {} </think> <answer> {} </answer><|im_end|>"
 HABIT = "<think> as usual for {} </think> <answer> {} </answer><|im_end|>"
 
@@ -51,7 +37,7 @@ def test_seeds_are_functions_of_their_key():
 def test_sensitivities_equal_the_naive_difference(tiny_policy, samples):
     """Eq. 2 from pixels: the audit's clean pass is transformers' own forward, and every edited row its own forward."""
     sample = first(samples, "attribute")
-    group = group_of(tiny_policy, sample, [LOOK.format("star", "red"), HABIT.format("star", "blue")])
+    group = rollout.given_group(tiny_policy, sample, [LOOK.format("star", "red"), HABIT.format("star", "blue")], CONFIG)
     judgement = rollout.judge(tiny_policy, group, CONFIG)
     ids, (a, b) = group.responses.ids[0], group.spans[0]
     assert tiny_policy.decode(ids[a:b]) == "red"
@@ -68,7 +54,8 @@ def test_sensitivities_equal_the_naive_difference(tiny_policy, samples):
 def test_yes_no_is_audited_by_its_log_odds(tiny_policy, samples):
     sample = first(samples, "presence")
     yes, no = LOOK.format("star", "yes"), LOOK.format("star", "no")
-    judgement = rollout.judge(tiny_policy, group_of(tiny_policy, sample, [yes, no, yes.replace("yes", "red"), "no"]), CONFIG)
+    texts = [yes, no, yes.replace("yes", "red"), "no"]
+    judgement = rollout.judge(tiny_policy, rollout.given_group(tiny_policy, sample, texts, CONFIG), CONFIG)
     assert judgement.audited.tolist() == [True, True, False, False]
     assert judgement.parsed.tolist() == [True, True, True, False]
     torch.testing.assert_close(
@@ -88,7 +75,8 @@ def test_flipping_keeps_case_and_context(tiny_policy):
 def test_identical_answers_get_identical_judgements(tiny_policy, samples):
     texts = [LOOK.format("star", "red"), HABIT.format("star", "red"), LOOK.format("star", "red")]
     config = replace(CONFIG, method="cot-ced")
-    judgement = rollout.judge(tiny_policy, group_of(tiny_policy, first(samples, "attribute"), texts), config)
+    group = rollout.given_group(tiny_policy, first(samples, "attribute"), texts, config)
+    judgement = rollout.judge(tiny_policy, group, config)
     assert judgement.m[0] == judgement.m[2] and judgement.m_cot[0] == judgement.m_cot[2]
 
 
