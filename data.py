@@ -320,8 +320,9 @@ def usable_records(
 ) -> Iterator[tuple[dict, Sample]]:
     """Records of a COCO-format folder or a JSONL file that pass the quality filters of A.2, each with its Sample.
 
-    grid_of maps an image size (width, height) to the policy's visual-token grid (rows, columns). The presence family
-    is not filtered by its region: its reward does not use it, and "no" has no box of its own. Every record is counted.
+    grid_of maps an image size (width, height) to the policy's visual-token grid (rows, columns). Of the presence family
+    only regions that leave nothing to compare them with are dropped: its reward uses none, and "no" has no box of its own.
+    Every record is counted.
     """
     for record in jsonl_records(source) if source.suffix == ".jsonl" else coco_records(source, counts):
         sample = to_sample(record)
@@ -331,8 +332,8 @@ def usable_records(
         counts[f"{sample.family}: asked"] += 1
         if sample.family != "presence" and not min_area <= area <= max_area:
             counts[f"{sample.family}: dropped, area fraction outside [{min_area}, {max_area}]"] += 1
-        elif sample.family != "presence" and tokens < min_tokens:
-            counts[f"{sample.family}: dropped, fewer than {min_tokens} visual tokens or all of them"] += 1
+        elif tokens < (least := 1 if sample.family == "presence" else min_tokens):
+            counts[f"{sample.family}: dropped, fewer than {least} visual tokens or all of them"] += 1
         else:
             yield record, sample
 

@@ -180,18 +180,12 @@ def prepare(args: argparse.Namespace, given: dict, scratch: Path) -> Study:
     one = [asked(args)] if args.what == "audit" else []
     policy = policy_of(args.run, config)
     if one:
-        if not leaves_something(one[0], policy):
+        if not data.region_size(torch.tensor(one[0].boxes), one[0].size, policy.grid):
             raise InputError("--box: covers every visual token; expected a region that leaves something to compare it with")
         return Study(args.what, policy, config, one, args.chain)
     train, held_out = load_samples(config, policy, scratch, quiet=True)
     samples = questions(args.what, {"train": train, **held_out}, args, config)
-    samples = [sample for sample in samples if leaves_something(sample, policy)]  # presence is not filtered by its region
     return Study(args.what, policy, config, samples, args.chain if args.answers == "given" else None)
-
-
-def leaves_something(sample: data.Sample, policy: Policy) -> bool:
-    """Whether there is a visual token outside the evidence."""
-    return data.region_size(torch.tensor(sample.boxes), sample.size, policy.grid) > 0
 
 
 def policy_of(run: Path | None, config: Config) -> Policy:

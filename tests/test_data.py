@@ -97,6 +97,20 @@ def test_filters_drop_and_count(tmp_path):
     assert counts["counting: dropped, fewer than 2 visual tokens or all of them"] == 1
 
 
+def test_presence_keeps_every_region_that_leaves_something_to_compare_it_with(tmp_path):
+    records = [
+        {"image": "000000000001.jpg", "question": "Is there a dog?", "answer": "yes", "family": "presence", "target_bbox": box}
+        for box in ([0, 0, 160, 120], [3, 3, 5, 5])
+    ]
+    folder_of(tmp_path, [{"name": "dog", "bbox": [3, 3, 5, 5]}])
+    image = next((tmp_path / "images").iterdir())
+    path = tmp_path / "samples.jsonl"
+    path.write_text("\n".join(json.dumps(r | {"image": f"images/{image.name}"}) for r in records))
+    samples, counts = data.load(path, *FILTERS)
+    assert [s.boxes for s in samples] == [((3, 3, 5, 5),)]
+    assert counts["presence: dropped, fewer than 1 visual tokens or all of them"] == 1
+
+
 def test_priority_chain():
     record = {"id": "x", "size": (100, 200)}
     assert data.evidence_boxes(record) == [pytest.approx((32.5, 65, 35, 70))]
