@@ -51,6 +51,7 @@ def memory(config, text, parameters: int, trainable: int, prompt: int) -> dict[s
     versions, length = config.k + 1, prompt + config.max_new_tokens  # edited images: the evidence, K null regions
     audit_rows = config.audit_rows or versions * config.group_size
     update_rows = config.update_rows or config.group_size
+    images = 2 if config.method == "papo" else 1  # of which the update reads the prompt, with gradient
     layer = (8 * text.hidden_size + 4 * text.intermediate_size) * WEIGHT_BYTES  # kept for backward, a token and layer
     per_token = cache_bytes(text)
     return {
@@ -58,9 +59,9 @@ def memory(config, text, parameters: int, trainable: int, prompt: int) -> dict[s
         "LoRA, gradients and optimizer": trainable * TRAINABLE_BYTES,
         "KV cache of the G answers": config.group_size * length * per_token,
         "KV cache of the audit": (versions * prompt + audit_rows * length) * per_token,
-        "KV cache of the update": (prompt + update_rows * length) * per_token,
+        "KV cache of the update": images * (prompt + update_rows * length) * per_token,
         "logits of one chunk": 2 * LOGIT_CHUNK * text.vocab_size * 4,
-        "activations of the update": config.lora_layers * (prompt + update_rows * config.max_new_tokens) * layer,
+        "activations of the update": images * config.lora_layers * (prompt + update_rows * config.max_new_tokens) * layer,
     }
 
 
