@@ -15,7 +15,8 @@ python diagnose.py audit --backbone tiny --image F --question Q --answer A --box
 
 Every table has N, the number of questions: answers to one question are alike, so 95 % intervals are bootstrapped over
 questions. A diagnostic that finds evidence in noise is broken, so every statistic is held against chance, which is its mean
-over all 1 + K regions of the same audit, each in turn in the evidence's role. `signal` means that the difference is above 0
+over all 1 + K regions of the same audit, each in turn in the evidence's role (`relevance`: with another question's evidence in
+the place of this one's). `signal` means that the difference is above 0
 with 97.5 % certainty for all rows of the table together: of many tables about noise, one in forty says it somewhere.
 """
 
@@ -42,7 +43,7 @@ import pictures
 import ranks
 import stats
 from data import InputError
-from proposals import nulls_off_evidence, proposals
+from proposals import nulls_off_evidence, proposals, with_evidence_of_another
 from rollout import Group, Judgement, judge, regions_of, seeded, span_mask
 from study import (
     Rows,
@@ -76,16 +77,25 @@ SIMULATED_GROUPS = 2000
 
 # ── relevance: 4.1, A.4 ─────────────────────────────────────────────────────────────────────────────────────────────
 def relevance(study: Study) -> tuple[Rows, Figure]:
-    """Pr(s(Ω_ev) > μ(s_non)), and the blindfold: the same questions asked and audited on a blank image."""
+    """Pr(s(Ω_ev) > μ(s_non)), and the blindfold: the same questions asked and audited on a blank image.
+
+    Chance is the same audit with another question's evidence in the place of this one's, for places are not alike: "left" has
+    its evidence on the left, and without an image that side alone may speak for it.
+    """
 
     def look(group: Group) -> dict | None:
-        masks, _ = regions_of(group.sample, group.vision.grid, study.config)
+        sample, grid = group.sample, group.vision.grid
+        other = with_evidence_of_another(sample, study.samples, study.policy.grid, study.config)
+        if other is None:
+            return None
+        masks = torch.cat([regions_of(one, grid, study.config)[0] for one in (sample, other)])  # (2 (1 + K), N)
         s = answer_sensitivities(study.policy, group, masks, study.config)
         if not s.numel():
             return None
-        rate, chance = relabelled(s, beats_mean)
+        own, others = s.double().chunk(2)
+        rate, chance = (float(beats_mean(part).mean()) for part in (own, others))
         return {"Pr(s_ev > mean s_non)": rate, "chance Pr(s_ev > mean s_non)": chance,
-                "s_ev": float(s[0].mean()), "s_non": float(s[1:].mean())}  # fmt: skip
+                "s_ev": float(own[0].mean()), "s_non": float(own[1:].mean())}  # fmt: skip
 
     rows, seed = [], study.config.seed
     with tempfile.TemporaryDirectory() as scratch:

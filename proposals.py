@@ -6,7 +6,8 @@ paper's random object box (Fig. 5) and its wrong-category region (4.3.3) in one:
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -98,6 +99,22 @@ def other_object(sample: data.Sample, generator: torch.Generator) -> Tensor | No
     if not others:
         return None
     return torch.tensor([others[int(torch.randint(len(others), (), generator=generator))]], dtype=torch.float64)
+
+
+def with_evidence_of_another(
+    sample: data.Sample, samples: Sequence[data.Sample], grid_of: Callable, config
+) -> data.Sample | None:
+    """The sample with the evidence of a random other one, on another image, at the same place relative to the image: of the
+    same family and answer, if there is one. None if there is no other that leaves a visual token outside (`grid_of`)."""
+    moved = []
+    for other in samples:
+        x, y = sample.size[0] / other.size[0], sample.size[1] / other.size[1]
+        boxes = tuple((a * x, b * y, w * x, h * y) for a, b, w, h in other.boxes)
+        if other.image_id != sample.image_id and data.region_size(torch.tensor(boxes), sample.size, grid_of):
+            alike = (other.family == sample.family, other.answer == sample.answer)
+            moved.append((alike, replace(sample, boxes=boxes)))
+    best = [one for alike, one in moved if alike == max(a for a, _ in moved)]
+    return best[int(torch.randint(len(best), (), generator=draw(config, sample, "another question")))] if best else None
 
 
 def annotations(sample: data.Sample) -> list[tuple[int, tuple[float, ...]]]:

@@ -49,6 +49,26 @@ def test_chance_by_hand():
     assert relabelled(torch.full((4, 2), 0.1), beats_mean) == (0.5, 0.5)  # ties count half
 
 
+def test_evidence_of_another_question_is_as_alike_as_there_is():
+    """Same family and answer first, never the same image, at the same place of an image of another size."""
+
+    def one(image: str, family: str, answer: str, size=(100, 100), box=(10.0, 20.0, 30.0, 40.0)) -> data.Sample:
+        return data.Sample(f"{image}-{family}", image, None, size, "?", answer, family, (box,))
+
+    asked = one("a", "spatial", "left", box=(0.0, 0.0, 20.0, 20.0))
+    left, right = one("b", "spatial", "left", size=(200, 50)), one("c", "spatial", "right", box=(60.0, 0.0, 20.0, 20.0))
+    whole = one("d", "spatial", "left", box=(0.0, 0.0, 100.0, 100.0))
+    same_image, number = one("a", "spatial", "left"), one("e", "counting", "2", box=(50.0, 50.0, 20.0, 20.0))
+
+    def other(*samples):
+        found = proposals.with_evidence_of_another(asked, samples, lambda size: (10, 10), CONFIG)
+        return found and found.boxes
+
+    assert other(asked, same_image, number, right, left, whole) == ((5.0, 40.0, 15.0, 80.0),)  # left's, stretched
+    assert other(same_image, number, right, whole) == right.boxes
+    assert other(number, whole) == number.boxes and other(asked, same_image, whole) is None
+
+
 @pytest.mark.parametrize("statistic", [beats_mean, beats_each, lambda s: ced.evidence_margin(s, 0.1)])
 @pytest.mark.parametrize("lift, said", [(0.0, "no signal"), (1.5, "signal")])
 def test_skewed_noise_is_no_signal_and_a_lifted_evidence_is(statistic, lift, said):
