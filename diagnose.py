@@ -42,7 +42,6 @@ import data
 import pictures
 import ranks
 import stats
-from data import InputError
 from proposals import nulls_off_evidence, proposals, with_evidence_of_another
 from rollout import Group, Judgement, judge, regions_of, seeded, span_mask
 from study import (
@@ -488,21 +487,19 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def diagnose(args: argparse.Namespace) -> None:
+    """Runs a diagnostic and reports it. Raises InputError."""
+    own = {"what", "run", "split", "answers", "chain", "json", "image", "question", "answer", "box"}
+    given = {name: value for name, value in vars(args).items() if name not in own}
+    with tempfile.TemporaryDirectory() as scratch:
+        study = prepare(args, given, Path(scratch))
+        report(study, folder(args.run, given, study.config), args.json)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input."""
     args = make_parser().parse_args(argv)
-    own = {"what", "run", "split", "answers", "chain", "json", "image", "question", "answer", "box"}
-    given = {name: value for name, value in vars(args).items() if name not in own}
-    try:
-        with tempfile.TemporaryDirectory() as scratch:
-            study = prepare(args, given, Path(scratch))
-            report(study, folder(args.run, given, study.config), args.json)
-    except InputError as error:
-        print(f"diagnose.py: {error}", file=sys.stderr)
-        return 2
-    finally:
-        ranks.finish()
-    return 0
+    return ranks.command("diagnose.py", lambda: diagnose(args))
 
 
 if __name__ == "__main__":

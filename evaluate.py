@@ -159,14 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--table3" in argv:
         return comparison.main([part for part in argv if part != "--table3"])
     args = make_parser().parse_args(argv)
-    try:
-        act(args)
-    except InputError as error:
-        print(f"evaluate.py: {error}", file=sys.stderr)
-        return 2
-    finally:
-        ranks.finish()
-    return 0
+    return ranks.command("evaluate.py", lambda: act(args))
 
 
 if __name__ == "__main__":

@@ -5,11 +5,14 @@ prompts; rank r takes every world-th of them. Seeds never depend on the rank, so
 """
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from data import InputError
 
 
 def start() -> str:
@@ -27,6 +30,18 @@ def finish() -> None:
     """Leaves the process group."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def command(name: str, action: Callable[[], object]) -> int:
+    """Runs what a program does and leaves the process group: 0, or 2 with a message for wrong input."""
+    try:
+        action()
+    except InputError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    finally:
+        finish()
+    return 0
 
 
 def rank() -> int:

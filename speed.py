@@ -487,14 +487,9 @@ def measure(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input."""
     args = make_parser().parse_args(argv)
-    try:
-        print_memory(args.memory_of, args.model, args.group_size) if args.memory_of else measure(args)
-    except InputError as error:
-        print(f"speed.py: {error}", file=sys.stderr)
-        return 2
-    finally:
-        ranks.finish()
-    return 0
+    if args.memory_of:
+        return ranks.command("speed.py", lambda: print_memory(args.memory_of, args.model, args.group_size))
+    return ranks.command("speed.py", lambda: measure(args))
 
 
 if __name__ == "__main__":

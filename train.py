@@ -580,22 +580,20 @@ def resumed(run: Path, given: dict) -> Config:
     return config
 
 
+def act(given: dict) -> None:
+    """What the command line asks for: a new run, one that goes on, or a plan. Raises InputError."""
+    folder, stop_after, dry_run = (given.pop(name) for name in ("resume", "stop_after", "dry_run"))
+    config = resumed(folder, given) if folder else configure(given)
+    from_recipe = [f"{flag(n)} {v}" for n, v in TINY_RECIPE.items() if config.backbone == "tiny" and n not in given]
+    if from_recipe and not folder and int(os.environ.get("RANK", 0)) == 0:
+        print("the tiny backbone's recipe:", ", ".join(from_recipe))
+    print(plan(config)) if dry_run else run(config, folder is not None, stop_after)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input, with a message that says what was expected and what was found."""
     given = vars(make_parser().parse_args(argv))
-    folder, stop_after, dry_run = (given.pop(name) for name in ("resume", "stop_after", "dry_run"))
-    try:
-        config = resumed(folder, given) if folder else configure(given)
-        from_recipe = [f"{flag(n)} {v}" for n, v in TINY_RECIPE.items() if config.backbone == "tiny" and n not in given]
-        if from_recipe and not folder and int(os.environ.get("RANK", 0)) == 0:
-            print("the tiny backbone's recipe:", ", ".join(from_recipe))
-        print(plan(config)) if dry_run else run(config, folder is not None, stop_after)
-    except InputError as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        return 2
-    finally:
-        ranks.finish()
-    return 0
+    return ranks.command("train.py", lambda: act(given))
 
 
 if __name__ == "__main__":
