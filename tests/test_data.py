@@ -304,11 +304,11 @@ def test_priors_hold_on_train_and_fail_on_conflict(world):
             assert (s.answer == usual[s.family]) == (split != "conflict"), s
 
 
-def test_world_is_a_function_of_its_seed(world, tmp_path):
-    again, other = data.draw_world(tmp_path / "a", seed=0), data.draw_world(tmp_path / "b", seed=1)
-    content = [(w["conflict"] / "instances.json").read_text() for w in (world, again, other)]
+def test_world_is_a_function_of_its_seed(small_world, tmp_path):
+    one, again, other = (data.draw_world(tmp_path / name, seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
+    content = [(w["conflict"] / "instances.json").read_text() for w in (one, again, other)]
     assert content[0] == content[1] != content[2]
-    images = [(w["conflict"] / "images" / "000001.png").read_bytes() for w in (world, again)]
+    images = [(w["conflict"] / "images" / "000001.png").read_bytes() for w in (one, again)]
     assert images[0] == images[1]
 
 

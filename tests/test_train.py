@@ -19,7 +19,7 @@ import train
 from models import Policy
 from train import METHODS, Config
 
-SMALL = Config(**(train.TINY_RECIPE | {"steps": 3, "prompts_per_step": 2, "group_size": 4, "eval_prompts": 2, "eval_group": 2}))
+SMALL = Config(**(train.TINY_RECIPE | {"steps": 2, "prompts_per_step": 2, "group_size": 4, "eval_prompts": 2, "eval_group": 2}))
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_an_out_that_holds_a_run_is_refused(tmp_path, monkeypatch, capsys, small
 def test_the_whole_command(tmp_path, monkeypatch, capsys, small_world):
     """`python train.py`, shortened: everything a run promises is there, and evaluate.py reads it."""
     monkeypatch.chdir(tmp_path)
-    flags = ["--steps", "2", "--eval-prompts", "2", "--eval-group", "2", "--group-size", "4"]
+    flags = ["--steps", "1", "--eval-prompts", "1", "--eval-group", "2", "--group-size", "4"]
     assert train.main(flags) == 0
     out, text = Path("runs/tiny-answer-ced-0"), capsys.readouterr().out
     files = ("config.json", "log.jsonl", "state.pt", "adapter", "results.json", "learning_curves.png", "audit_sheet.png")
@@ -194,7 +194,7 @@ def test_the_whole_command(tmp_path, monkeypatch, capsys, small_world):
 
     assert evaluate.main(["--run", str(out), "--split", "conflict", "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)["conflict"]
-    assert scores["all"]["n"] == 8 and scores == json.loads((out / "results.json").read_text())["after"]["conflict"]
+    assert scores["all"]["n"] == 4 and scores == json.loads((out / "results.json").read_text())["after"]["conflict"]
     assert evaluate.main(["--compare", str(out)]) == 0 and "| answer-ced | 0 |" in capsys.readouterr().out
     assert evaluate.main(["--run", str(out), "--split", "nowhere"]) == 2
 
@@ -210,7 +210,9 @@ def test_evaluate_refuses_what_is_not_there(tmp_path, capsys):
 # ── interruptions, damaged checkpoints, numbers that are not finite ──
 def test_stop_after_is_an_interruption_that_resume_continues_bit_for_bit(tmp_path, monkeypatch, capsys, small_world):
     monkeypatch.chdir(tmp_path)
-    flags = ["--steps", "3", "--eval-prompts", "1", "--eval-group", "2", "--group-size", "4"]
+    for picture in ("learning_curves", "audit_sheet"):  # drawn elsewhere, and slowly
+        monkeypatch.setattr(train.pictures, picture, lambda *_: None)
+    flags = ["--steps", "3", "--eval-prompts", "1", "--eval-group", "2", "--group-size", "4", "--prompts-per-step", "2"]
     assert train.main([*flags, "--out", "whole"]) == 0
     assert train.main([*flags, "--out", "halves", "--stop-after", "2"]) == 0
     assert "stopped; continue with --resume halves" in capsys.readouterr().out
@@ -275,7 +277,7 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_five_in_a_row_stop_the
 def test_two_ranks_give_the_weights_of_one(tmp_path, world, monkeypatch):
     """Three prompts a step do not divide by two ranks."""
     monkeypatch.chdir(tmp_path)
-    flags = ["--data", str(world["consistent"]), "--steps", "3", "--prompts-per-step", "3", "--group-size", "4"]
+    flags = ["--data", str(world["consistent"]), "--steps", "2", "--prompts-per-step", "3", "--group-size", "4"]
     flags += ["--eval-prompts", "1", "--eval-group", "2"]
     assert train.main([*flags, "--out", "one"]) == 0
     two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", ROOT / "train.py"]
@@ -312,7 +314,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_message(tmp_path, world):
         "def failing(*args):\n"
         "    if ranks.rank() == 1: raise RuntimeError('rank 1 is unwell')\n"
         "    return judge(*args)\n"
-        "train.judge = failing\n"
+        "train.judge, train.measure = failing, lambda *_: {}\n"
         "sys.exit(train.main(sys.argv[1:]))\n"
     )
     flags = ["--data", str(world["conflict"]), "--steps", "2", "--group-size", "4", "--eval-prompts", "1", "--eval-group", "2"]
