@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 import data
 import pictures
+import ranks
 import train
 from data import InputError
 from train import METHODS, Config
@@ -223,8 +224,4 @@ def compare(args: argparse.Namespace, flags: Sequence[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input, 1 if a run is missing."""
     args, flags = make_parser().parse_known_args(argv)
-    try:
-        return compare(args, flags)
-    except InputError as error:
-        print(f"evaluate.py: {error}", file=sys.stderr)
-        return 2
+    return ranks.command("evaluate.py", lambda: compare(args, flags))

@@ -329,10 +329,11 @@ def usable_records(
         boxes = torch.tensor(sample.boxes)
         tokens = region_size(boxes, sample.size, grid_of)
         area = ced.union_area(boxes) / math.prod(sample.size)
+        least = 1 if sample.family == "presence" else min_tokens
         counts[f"{sample.family}: asked"] += 1
         if sample.family != "presence" and not min_area <= area <= max_area:
             counts[f"{sample.family}: dropped, area fraction outside [{min_area}, {max_area}]"] += 1
-        elif tokens < (least := 1 if sample.family == "presence" else min_tokens):
+        elif tokens < least:
             counts[f"{sample.family}: dropped, fewer than {least} visual tokens or all of them"] += 1
         else:
             yield record, sample

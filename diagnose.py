@@ -16,8 +16,8 @@ python diagnose.py audit --backbone tiny --image F --question Q --answer A --box
 Every table has N, the number of questions: answers to one question are alike, so 95 % intervals are bootstrapped over
 questions. A diagnostic that finds evidence in noise is broken, so every statistic is held against chance, which is its mean
 over all 1 + K regions of the same audit, each in turn in the evidence's role (`relevance`: with another question's evidence in
-the place of this one's). `signal` means that the difference is above 0
-with 97.5 % certainty for all rows of the table together: of many tables about noise, one in forty says it somewhere.
+the place of this one's). `signal` means that the difference is above 0 with 97.5 % certainty for all rows of the table
+together: of many tables about noise, one in forty says it somewhere.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -339,7 +339,7 @@ def closure(study: Study) -> tuple[Rows, Figure]:
         bits = stats.conditional_mutual_information(s, g, z)
         p = (1 + int((null >= bits - TOLERANCE).sum())) / (1 + SHUFFLES)
         low, high = stats.interval(null)
-        said = "signal" if p <= (1 - stats.CERTAINTY) / 2 / len(FORMULAS) else "no signal"
+        said = "signal" if p <= stats.doubt(len(FORMULAS)) else "no signal"
         cells = {"bits [95 % of shuffles]": {"value": bits, "low": low, "high": high}, "p": p}
         rows.append({"S": formula, **sizes, **cells, "verdict": said if np.ptp(g) else "no signal: no grounding label"})
     return rows, pictures.estimates(rows)
@@ -450,8 +450,7 @@ def report(study: Study, out: Path, as_json: bool) -> None:
     how = "sampled" if study.chain is None else f"given: {study.chain} <answer> right answer </answer>"
     result = {"diagnostic": study.what, "answers": how, "rows": [plain(row) for row in rows], "config": asdict(study.config)}
     out.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out / f"{study.what}.png", dpi=110)
-    pictures.plt.close(figure)
+    pictures.save(figure, out / f"{study.what}.png")
     (out / f"{study.what}.json").write_text(json.dumps(result, indent=1))
     print(json.dumps(result) if as_json else f"{markdown(rows)}\n\nwrote {out}/: {study.what}.json, {study.what}.png")
 
@@ -489,8 +488,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def diagnose(args: argparse.Namespace) -> None:
     """Runs a diagnostic and reports it. Raises InputError."""
-    own = {"what", "run", "split", "answers", "chain", "json", "image", "question", "answer", "box"}
-    given = {name: value for name, value in vars(args).items() if name not in own}
+    given = {f.name: getattr(args, f.name) for f in fields(Config) if hasattr(args, f.name)}
     with tempfile.TemporaryDirectory() as scratch:
         study = prepare(args, given, Path(scratch))
         report(study, folder(args.run, given, study.config), args.json)

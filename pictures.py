@@ -24,6 +24,12 @@ EVIDENCE, NULL = "#d95f02", "#1b6ca8"
 SMOOTH = 10  # steps of the running mean drawn over each raw curve
 
 
+def save(figure: plt.Figure, path: Path, dpi: int = 110) -> None:
+    """Writes a figure as an image and lets go of it."""
+    figure.savefig(path, dpi=dpi)
+    plt.close(figure)
+
+
 def learning_curves(rows: Sequence[dict], path: Path) -> None:
     """Six panels over the steps of log.jsonl: each curve raw and as a running mean."""
     panels = [
@@ -45,8 +51,7 @@ def learning_curves(rows: Sequence[dict], path: Path) -> None:
         axis.grid(alpha=0.2)
         if len(names) > 1:
             axis.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path)
 
 
 def comparison(logs: dict[str, Sequence[Sequence[dict]]], path: Path) -> None:
@@ -71,8 +76,7 @@ def comparison(logs: dict[str, Sequence[Sequence[dict]]], path: Path) -> None:
         axis.set_xlabel("step", fontsize=8)
         axis.grid(alpha=0.2)
     axes[0, 0].legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path)
 
 
 def lookup(row: dict, name: str) -> float:
@@ -106,8 +110,7 @@ def audit_sheet(examples: Sequence[Example], path: Path) -> None:
         row[2].sharey(row[1])  # one scale: a support that does not fall should look as small as it is
         for axis, i in zip(row[1:], two_alike(example)):
             draw_sensitivities(axis, example, i)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path)
 
 
 def two_alike(example: Example) -> tuple[int, int]:
@@ -178,8 +181,7 @@ def token_sheet(sample: data.Sample, grids: dict[str, tuple[int, int]], path: Pa
         axis.set_yticks([r * sample.size[1] / grid[0] - 0.5 for r in range(grid[0] + 1)], [])
         axis.grid(color="white", alpha=0.4, linewidth=0.5)
         axis.set_title(f"{name}: {grid[0]} x {grid[1]} tokens, {int(mask.sum())} of the evidence", fontsize=10)
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
+    save(figure, path, dpi=90)
 
 
 def growth(rows: dict[str, list[dict]], path: Path) -> None:
@@ -194,8 +196,7 @@ def growth(rows: dict[str, list[dict]], path: Path) -> None:
         axis.grid(alpha=0.2)
     axes[0].set_ylabel("seconds", fontsize=9)
     axes[0].legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path)
 
 
 # ── the diagnostics ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -106,15 +106,23 @@ def with_evidence_of_another(
 ) -> data.Sample | None:
     """The sample with the evidence of a random other one, on another image, at the same place relative to the image: of the
     same family and answer, if there is one. None if there is no other that leaves a visual token outside (`grid_of`)."""
-    moved = []
-    for other in samples:
-        x, y = sample.size[0] / other.size[0], sample.size[1] / other.size[1]
-        boxes = tuple((a * x, b * y, w * x, h * y) for a, b, w, h in other.boxes)
-        if other.image_id != sample.image_id and data.region_size(torch.tensor(boxes), sample.size, grid_of):
-            alike = (other.family == sample.family, other.answer == sample.answer)
-            moved.append((alike, replace(sample, boxes=boxes)))
-    best = [one for alike, one in moved if alike == max(a for a, _ in moved)]
-    return best[int(torch.randint(len(best), (), generator=draw(config, sample, "another question")))] if best else None
+    others = [other for other in samples if other.image_id != sample.image_id]
+
+    def alike(other: data.Sample) -> tuple[bool, bool]:
+        return other.family == sample.family, other.answer == sample.answer
+
+    for level in sorted(set(map(alike, others)), reverse=True):
+        moved = [moved_here(other, sample) for other in others if alike(other) == level]
+        moved = [one for one in moved if data.region_size(torch.tensor(one.boxes), one.size, grid_of)]
+        if moved:
+            return moved[int(torch.randint(len(moved), (), generator=draw(config, sample, "another question")))]
+    return None
+
+
+def moved_here(other: data.Sample, sample: data.Sample) -> data.Sample:
+    """The sample with the boxes of another, at the same place relative to the image."""
+    x, y = sample.size[0] / other.size[0], sample.size[1] / other.size[1]
+    return replace(sample, boxes=tuple((a * x, b * y, w * x, h * y) for a, b, w, h in other.boxes))
 
 
 def annotations(sample: data.Sample) -> list[tuple[int, tuple[float, ...]]]:

@@ -32,16 +32,15 @@ def finish() -> None:
         dist.destroy_process_group()
 
 
-def command(name: str, action: Callable[[], object]) -> int:
-    """Runs what a program does and leaves the process group: 0, or 2 with a message for wrong input."""
+def command(name: str, action: Callable[[], int | None]) -> int:
+    """Runs what a program does and leaves the process group: its status (None is 0), or 2 with a message for wrong input."""
     try:
-        action()
+        return action() or 0
     except InputError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
     finally:
         finish()
-    return 0
 
 
 def rank() -> int:

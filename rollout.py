@@ -138,7 +138,6 @@ def audit_answers(policy: Policy, group: Group, masks: Tensor, config) -> tuple[
     """
     vision, g = group.vision, len(group.texts)
     ids, spans = scored_rows(policy, group)
-
     scored = None if config.method == "cot-ced" else spans
 
     def score(features: list[Tensor]) -> Tensor:

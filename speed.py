@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -51,7 +51,7 @@ import rollout
 import tiny
 import train
 from data import InputError
-from models import Policy
+from models import INSTRUCTION, Policy
 from train import Config
 
 PATCH, MERGE = 14, 2
@@ -260,7 +260,7 @@ def trl_seconds(size: str, device: str, sample: data.Sample, config: Config, ste
             seconds.append(time.perf_counter() - self.start)
 
     policy = make_policy(size, device)
-    content = [{"type": "image"}, {"type": "text", "text": f"{sample.question} {tiny.INSTRUCTION}"}]
+    content = [{"type": "image"}, {"type": "text", "text": f"{sample.question} {INSTRUCTION}"}]
     row = {"prompt": [{"role": "user", "content": content}], "image": data.open_image(sample.image)}
     g, on_gpu = config.group_size, device.startswith("cuda")
     settings = GRPOConfig(
@@ -276,12 +276,8 @@ def trl_seconds(size: str, device: str, sample: data.Sample, config: Config, ste
         train_dataset=Dataset.from_list([row] * g), peft_config=lora, callbacks=[Stopwatch()],
         processing_class=ImageProcessor(policy.image_processor, policy.tokenizer, policy.tokenizer.chat_template),
     )  # fmt: skip
-    with open(os.devnull, "w") as quiet:
-        sys.stdout, stdout = quiet, sys.stdout  # the trainer prints its summary
-        try:
-            trainer.train()
-        finally:
-            sys.stdout = stdout
+    with open(os.devnull, "w") as quiet, redirect_stdout(quiet):  # the trainer prints its summary
+        trainer.train()
     return median(seconds[1:])
 
 

@@ -114,12 +114,16 @@ def share(values: np.ndarray) -> dict:
     return {"value": float(values.mean()), "low": low, "high": high}
 
 
+def doubt(rows: int) -> float:
+    """How likely one row may be above 0 by luck, if all rows of a table share the certainty of 97.5 % (Bonferroni)."""
+    return (1 - CERTAINTY) / 2 / rows
+
+
 def verdict(draws: np.ndarray, n: int, rows: int) -> str:
     """`signal` if a difference of n questions is above 0 with the certainty of 97.5 % that all rows share (Bonferroni).
 
     n questions are all above 0 by luck once in 2^n times, so fewer than that certainty needs prove nothing.
     """
-    doubt = (1 - CERTAINTY) / 2 / rows
-    if n == 0 or 2.0**-n > doubt:
+    if n == 0 or 2.0**-n > doubt(rows):
         return "too few questions"
-    return "signal" if interval(draws, 1 - 2 * doubt)[0] > 0 else "no signal"
+    return "signal" if interval(draws, 1 - 2 * doubt(rows))[0] > 0 else "no signal"
