@@ -2,7 +2,7 @@
 
     sample → `sample_group` → Group (answers) → `judge` → Judgement (R_ans, sensitivities, margins)
 
-Numbers come from `train.Config`, here called config.
+Numbers come from `config.Config`.
 """
 
 import hashlib
@@ -20,9 +20,11 @@ from tqdm import tqdm
 import answers
 import ced
 import data
-import ranks
+from config import Config
 from models import Policy, Prefix, Responses, Vision
-from stats import wilson
+from support import ranks
+from support.stats import wilson
+from toy import world
 
 
 @dataclass(frozen=True)
@@ -53,21 +55,21 @@ class Judgement:
     null_boxes: Tensor  # (≤ K, n, 4) the non-evidence boxes that could be placed
 
 
-def seeded(*key, device: str | torch.device = "cpu") -> torch.Generator:
+def seeded(*key: object, device: str | torch.device = "cpu") -> torch.Generator:
     """A generator that is a function of its key alone, e.g. (run seed, step, sample id): never of rank or history."""
     digest = hashlib.md5(" ".join(map(str, key)).encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 # ── 1 sample ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def sample_group(policy: Policy, sample: data.Sample, config, group_size: int, generator: torch.Generator) -> Group:
+def sample_group(policy: Policy, sample: data.Sample, config: Config, group_size: int, generator: torch.Generator) -> Group:
     """group_size answers of the policy to one sample, at config's temperature and length limit."""
     asked = ask(policy, sample, config)
     responses = policy.sample(asked[-1], group_size, config.max_new_tokens, config.temperature, generator)
     return group_of(policy, sample, asked, responses)
 
 
-def given_group(policy: Policy, sample: data.Sample, texts: Sequence[str], config) -> Group:
+def given_group(policy: Policy, sample: data.Sample, texts: Sequence[str], config: Config) -> Group:
     """A group whose answers are given instead of sampled, to be judged or audited (log π is that of temperature 1)."""
     rows = [policy.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"][0] for text in texts]
     ids = pad_sequence(rows, batch_first=True, padding_value=policy.pad_id).to(policy.device)  # (G, T)
@@ -78,7 +80,7 @@ def given_group(policy: Policy, sample: data.Sample, texts: Sequence[str], confi
     return group_of(policy, sample, asked, Responses(ids, mask, log_probs, log_probs))
 
 
-def ask(policy: Policy, sample: data.Sample, config) -> tuple[Vision, Tensor, Prefix]:
+def ask(policy: Policy, sample: data.Sample, config: Config) -> tuple[Vision, Tensor, Prefix]:
     """What the policy sees of the sample's image, the prompt (P,) that asks its question, and the prompt as it was read."""
     vision = policy.encode(data.open_image(sample.image))
     prompt = policy.prompt(sample.question, vision.features[0].shape[1], config.thinking)
@@ -127,7 +129,7 @@ def scored_rows(policy: Policy, group: Group) -> tuple[Tensor, Tensor]:
     return ids, span_mask(spans, ids.shape[1])
 
 
-def audit_answers(policy: Policy, group: Group, masks: Tensor, config) -> tuple[Tensor, Tensor, Tensor]:
+def audit_answers(policy: Policy, group: Group, masks: Tensor, config: Config) -> tuple[Tensor, Tensor, Tensor]:
     """Eqs. 1 and 2 on a group: s (1 + K, G, T), answer spans (G, T) bool, and which answers could be audited (G,) bool.
 
     s holds for the final answers, and for CoT-CED, the one method that reads it elsewhere, for whole responses. log π on the
@@ -157,14 +159,14 @@ def audit_answers(policy: Policy, group: Group, masks: Tensor, config) -> tuple[
     return s, spans, spans.any(-1)
 
 
-def regions_of(sample: data.Sample, grid: tuple[int, int], config) -> tuple[Tensor, Tensor]:
+def regions_of(sample: data.Sample, grid: tuple[int, int], config: Config) -> tuple[Tensor, Tensor]:
     """The audit's token masks (1 + K, N) on a grid, and the non-evidence boxes that could be placed: drawn once a sample."""
     where = seeded(config.seed, "regions", sample.id)
     boxes, tries = torch.tensor(sample.boxes), config.placement_tries
     return ced.audit_regions(boxes, sample.size, grid, config.k, config.max_iou, tries, where)
 
 
-def judge(policy: Policy, group: Group, config) -> Judgement:
+def judge(policy: Policy, group: Group, config: Config) -> Judgement:
     """R_ans and the audit of a group: K non-evidence regions, and Eqs. 1–3 on every answer."""
     sample = group.sample
     masks, nulls = regions_of(sample, group.vision.grid, config)
@@ -186,7 +188,7 @@ def judge(policy: Policy, group: Group, config) -> Judgement:
 
 
 # ── many groups: what a policy scores ───────────────────────────────────────────────────────────────────────────────
-def measure(policy: Policy, splits: dict[str, list[data.Sample]], config, name: str) -> dict[str, dict[str, dict]]:
+def measure(policy: Policy, splits: dict[str, list[data.Sample]], config: Config, name: str) -> dict[str, dict[str, dict]]:
     """Scores by split and family ("all": the mean of the families): n questions, accuracy and its 95 % interval, the share
     of look chains, the mean margin. config.eval_prompts questions of each family, config.eval_group sampled answers each.
     """
@@ -207,13 +209,13 @@ def measure(policy: Policy, splits: dict[str, list[data.Sample]], config, name: 
     return scores
 
 
-def measure_one(policy: Policy, sample: data.Sample, config) -> tuple[float, float, float]:
+def measure_one(policy: Policy, sample: data.Sample, config: Config) -> tuple[float, float, float]:
     """Accuracy, share of look chains and mean margin of config.eval_group sampled answers to one question."""
     draw = seeded(config.seed, "evaluate", sample.id, device=policy.device)
     group = sample_group(policy, sample, config, config.eval_group, draw)
     judgement = judge(policy, group, config)
     margin = float(judgement.m[judgement.audited].mean()) if judgement.audited.any() else 0.0
-    return float(judgement.correct.float().mean()), fmean(map(data.looks, group.texts)), margin
+    return float(judgement.correct.float().mean()), fmean(map(world.looks, group.texts)), margin
 
 
 def choose(samples: Sequence[data.Sample], n: int, seed: int) -> list[data.Sample]:

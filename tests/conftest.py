@@ -24,17 +24,17 @@ def coco_mini() -> Path:
 @pytest.fixture(scope="session")
 def world(tmp_path_factory) -> dict[str, Path]:
     """The toy world's splits."""
-    import data
+    from toy.world import draw_world
 
-    return data.draw_world(tmp_path_factory.mktemp("world"), seed=0)
+    return draw_world(tmp_path_factory.mktemp("world"), seed=0)
 
 
 @pytest.fixture
 def small_world(monkeypatch):
     """`train.py` draws a world of a tenth of the images, for time."""
-    import data
+    from toy import world
 
-    monkeypatch.setattr(data, "WORLD_SPLITS", {"train": 60, "consistent": 10, "conflict": 10})
+    monkeypatch.setattr(world, "WORLD_SPLITS", {"train": 60, "consistent": 10, "conflict": 10})
 
 
 @pytest.fixture(scope="session")

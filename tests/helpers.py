@@ -14,8 +14,8 @@ from transformers import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-import tiny
 from models import Policy
+from toy import backbone
 
 Images = Image.Image | list[Image.Image]
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
@@ -30,7 +30,7 @@ def config_of(family: str, tokenizer):
     vision = dict(
         depth=2, hidden_size=32, intermediate_size=64, num_heads=2, patch_size=8, spatial_merge_size=2, out_hidden_size=48
     )
-    ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>") for name, token in tiny.IMAGE_TOKENS.items()}
+    ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>") for name, token in backbone.IMAGE_TOKENS.items()}
     if family == "qwen2_5_vl":
         text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
         vision |= {"window_size": 32, "fullatt_block_indexes": [1]}
@@ -58,7 +58,7 @@ def config_of(family: str, tokenizer):
 def random_policy(family: str, seed: int = 0) -> Policy:
     """A policy of the family with random weights, three times the usual scale, so that images matter."""
     torch.manual_seed(seed)
-    tokenizer = tiny.make_tokenizer()
+    tokenizer = backbone.make_tokenizer()
     config = config_of(family, tokenizer)
     classes = (Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration, Qwen3_5ForConditionalGeneration)
     model = dict(zip(FAMILIES, classes))[family](config)

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,16 @@ from peft import PeftModel
 from PIL import Image
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 
-import benchmarks
 import ced
 import data
-import harness
 import models
-import pictures
 import rollout
 import train
+from benchmarks import Row, harness
+from config import Config
+from methods import METHODS
 from models import Policy
+from support import pictures
 
 QWEN = SHARED / "qwen"
 BACKBONES = {"qwen2_5_vl_7b": 345, "qwen3_vl_8b": 260, "qwen3_5_9b": 260}  # visual tokens of COCO image 397133
@@ -210,13 +212,13 @@ def test_a_saved_adapter_loads_on_plain_transformers_and_merges(directory, share
 def test_a_step_of_every_method_on_real_images(directory, shared, coco_mini, tmp_path):
     policy = fresh(directory, shared)
     policy.image_processor.size = {"shortest_edge": 64 * 64, "longest_edge": 256 * 256}  # fewer tokens, for time
-    config = train.Config(prompts_per_step=1, group_size=2, max_new_tokens=6, lr=1e-3, lora_rank=4)
+    config = Config(prompts_per_step=1, group_size=2, max_new_tokens=6, lr=1e-3, lora_rank=4)
     samples, _ = data.load(coco_mini, policy.grid, 0.02, 0.5, 2)
     parameters = policy.add_lora(config.lora_layers, config.lora_rank, config.lora_alpha)
     optimizer = torch.optim.AdamW(parameters, lr=config.lr)
     sampler = data.BalancedSampler(samples, seed=1)
-    for step, method in enumerate(train.METHODS):
-        row = train.train_step(policy, sampler.draw(1), optimizer, train.replace(config, method=method), step)
+    for step, method in enumerate(METHODS):
+        row = train.train_step(policy, sampler.draw(1), optimizer, replace(config, method=method), step)
         assert row["response_length"] > 0 and not row["skipped"]
     assert all(p.isfinite().all() for p in parameters)
 
@@ -237,7 +239,7 @@ def test_real_templates_place_images_and_batches_answer_as_singles(directory, sh
 
 
 def test_a_reply_that_begins_within_the_templates_thinking_says_so(directory, shared, coco_mini):
-    row = benchmarks.Row("x", "How many people?", "2", "count", images=(photo(coco_mini),))
+    row = Row("x", "How many people?", "2", "count", images=(photo(coco_mini),))
     for thinking in (True, False):
         (reply,) = harness.respond(shared, [row], harness.Asking(thinking=thinking, max_new_tokens=2))
         assert reply.startswith("<think>") == (thinking and directory.name == "qwen3_5_9b")

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 import data
-from data import InputError
+from config import InputError
+from toy import world as toy
 
 FILTERS = (lambda size: (max(1, size[1] // 16), max(1, size[0] // 16)), 0.005, 0.6, 1)
 
@@ -293,7 +294,7 @@ def test_plurals_of_all_80_coco_names(coco_mini):
 
 # ── the toy world ──
 def test_priors_hold_on_train_and_fail_on_conflict(world):
-    prior = {data.plural(n): v for n, v in data.PRIOR.items()} | {data.singular(n): v for n, v in data.PRIOR.items()}
+    prior = {data.plural(n): v for n, v in toy.PRIOR.items()} | {data.singular(n): v for n, v in toy.PRIOR.items()}
     for split in ("train", "consistent", "conflict"):
         samples, counts = data.load(world[split], lambda size: (6, 6), 0.005, 0.6, 2)
         assert {s.family for s in samples} == set(data.FAMILIES)
@@ -305,7 +306,7 @@ def test_priors_hold_on_train_and_fail_on_conflict(world):
 
 
 def test_world_is_a_function_of_its_seed(small_world, tmp_path):
-    one, again, other = (data.draw_world(tmp_path / name, seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
+    one, again, other = (toy.draw_world(tmp_path / name, seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
     content = [(w["conflict"] / "instances.json").read_text() for w in (one, again, other)]
     assert content[0] == content[1] != content[2]
     images = [(w["conflict"] / "images" / "000001.png").read_bytes() for w in (one, again)]

@@ -11,13 +11,13 @@ from helpers import random_policy
 
 import ced
 import data
-import diagnose
-import proposals
 import rollout
-import stats
-from diagnose import DIAGNOSTICS, markdown
-from study import Study, against_chance, beats_each, beats_mean, relabelled, verdicts
-from train import Config, load_samples
+from config import Config, InputError
+from studies import diagnose, proposals
+from studies.diagnose import DIAGNOSTICS, markdown
+from studies.study import Study, against_chance, beats_each, beats_mean, relabelled, verdicts
+from support import stats
+from train import load_samples
 
 CONFIG = Config(group_size=2, max_new_tokens=16, eval_prompts=2)
 
@@ -157,7 +157,7 @@ def test_no_diagnostic_finds_evidence_in_noise(what, noise, few_proposals):
 
 
 def test_answers_that_cannot_be_audited_name_the_way_out(noise):
-    with pytest.raises(data.InputError, match="--answers given"):
+    with pytest.raises(InputError, match="--answers given"):
         DIAGNOSTICS["reward"](replace(study_of("reward", *noise), samples=noise[2][:1]))
 
 

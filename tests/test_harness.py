@@ -13,16 +13,15 @@ import torch
 from conftest import ROOT
 from helpers import random_policy
 from PIL import Image
-from test_benchmarks import ASKABLE, RAW, SAMPLES, needs_samples
+from test_tasks import ASKABLE, RAW, SAMPLES, needs_samples
 
-import benchmarks
 import evaluate
-import harness
-import train
-from benchmarks import BENCHMARKS, continuations, find_rows, to_rows
-from data import InputError
-from harness import Asking
+from benchmarks import harness, tasks
+from benchmarks.harness import Asking
+from benchmarks.tasks import BENCHMARKS, continuations, find_rows, to_rows
+from config import Config, InputError
 from models import Policy
+from support.checkpoint import claim
 
 QUICK = Asking(source=SAMPLES, max_new_tokens=2, batch_size=8)
 
@@ -106,7 +105,7 @@ def test_reasoning_that_is_cut_off_is_no_answer():
     (thought,) = harness.respond(policy, rows, Asking(max_new_tokens=3))
     spoken = policy.sample(policy.read_batch([harness.prompt_of(policy, rows[0], Asking())]), 1, 3, 0.0, None).ids[0]
     assert thought == "<think>" + policy.decode(spoken)
-    assert benchmarks.judge(BENCHMARKS["vlmsareblind"], rows[0], "<think>4")["value"] is None
+    assert tasks.judge(BENCHMARKS["vlmsareblind"], rows[0], "<think>4")["value"] is None
 
 
 def test_the_instruction_of_training_can_be_added(policy):
@@ -289,7 +288,7 @@ def test_a_run_is_compared_with_its_frozen_base(policy, backbone, blind, tmp_pat
     monkeypatch.chdir(tmp_path)
     write(blind / "piqa", [RAW["piqa"] | {"goal": goal, "sol2": "yes red"} for goal in ("red", "star", "left")])
     ours, base = tmp_path / "runs" / "x", tmp_path / "runs" / "random-base"
-    train.claim(ours, train.Config(backbone=str(backbone)))
+    claim(ours, Config(backbone=str(backbone)))
     adapted = Policy.load(str(backbone))
     for p in adapted.add_lora(2, 4, 8):
         torch.nn.init.normal_(p, std=0.5)

@@ -4,13 +4,13 @@ import importlib
 import re
 from dataclasses import fields
 
-import pytest
-from conftest import ROOT
-
 import comparison
 import diagnose
-import evaluate
+import pytest
 import speed
+from conftest import ROOT
+
+import evaluate
 import train
 from benchmarks import BENCHMARKS
 

@@ -13,12 +13,14 @@ from PIL import Image
 import data
 import grpo
 import train
+from config import Config, InputError, flag
+from methods import METHODS
 from models import Responses
 from related.papo import blacken, papo_loss
 from related.vppo import divergence, token_dependency, token_filter, token_weights, trajectory_scale
 from rollout import Group, seeded
 
-CONFIG = train.Config(group_size=3, beta=0.0, temperature=0.7, papo_gamma=0.7, papo_eta=0.2)
+CONFIG = Config(group_size=3, beta=0.0, temperature=0.7, papo_gamma=0.7, papo_eta=0.2)
 REWARDS = torch.tensor([1.0, 0.0, 0.5])
 
 
@@ -50,7 +52,7 @@ def gradient(policy, loss=None) -> torch.Tensor:
     return grads
 
 
-def learnt(setting, config: train.Config, rewards: torch.Tensor) -> torch.Tensor:
+def learnt(setting, config: Config, rewards: torch.Tensor) -> torch.Tensor:
     """The gradient that step 3 of the loop gives the group."""
     policy, group = setting
     train.learn(policy, group, None, rewards, config, update=0, n=1)
@@ -173,10 +175,10 @@ def test_blacken_takes_whole_patches_and_about_p_of_them():
     ("mask_patch", 0, "at least 1"), ("papo_bound", 0.0, "above 0"),
 ])  # fmt: skip
 def test_numbers_out_of_range_are_refused(name, value, expected):
-    with pytest.raises(data.InputError, match=f"{train.flag(name)}: expected .*{expected}; found {value}"):
+    with pytest.raises(InputError, match=f"{flag(name)}: expected .*{expected}; found {value}"):
         replace(CONFIG, **{name: value}).check()
 
 
 def test_the_help_names_every_method():
     (text,) = (action.help for action in train.make_parser()._actions if action.dest == "method")
-    assert text.split(":")[0].replace(" or ", ", ").split(", ") == list(train.METHODS)
+    assert text.split(":")[0].replace(" or ", ", ").split(", ") == list(METHODS)

@@ -10,8 +10,9 @@ from helpers import naive_log_probs
 import ced
 import data
 import rollout
+from config import Config
+from methods import rewards_of
 from models import Vision
-from train import Config, rewards_of
 
 CONFIG = Config(**{"group_size": 8, "max_new_tokens": 16})
 

@@ -14,12 +14,14 @@ from conftest import ROOT
 
 import data
 import evaluate
-import ranks
 import train
+from config import TINY_RECIPE, Config, InputError, configure, flag
+from methods import METHODS, Method
 from models import Policy
-from train import METHODS, Config
+from support import ranks
+from support.checkpoint import claim
 
-SMALL = Config(**(train.TINY_RECIPE | {"steps": 2, "prompts_per_step": 2, "group_size": 4, "eval_prompts": 2, "eval_group": 2}))
+SMALL = Config(**(TINY_RECIPE | {"steps": 2, "prompts_per_step": 2, "group_size": 4, "eval_prompts": 2, "eval_group": 2}))
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +93,11 @@ def gradient(config: Config, sample) -> torch.Tensor:
 def test_hooks_reach_the_gradient(samples, monkeypatch):
     """token_weights scales the surrogate's gradient; extra_loss adds its own."""
 
-    def of(method: train.Method) -> torch.Tensor:
+    def of(method: Method) -> torch.Tensor:
         monkeypatch.setitem(METHODS, "answer-ced", method)
         return gradient(SMALL, samples[0])
 
-    plain = train.Method(METHODS["correctness"].reward)
+    plain = Method(METHODS["correctness"].reward)
     base = of(plain)
     assert base.abs().max() > 0
     half = of(plain._replace(token_weights=lambda policy, group, j, c: torch.full(group.responses.ids.shape, 0.5)))
@@ -130,7 +132,7 @@ def test_every_field_of_config_is_a_flag_with_help(capsys):
         train.main(["--help"])
     text = capsys.readouterr().out
     for f in fields(Config):
-        assert train.flag(f.name) + " " in text and f.metadata["help"]
+        assert flag(f.name) + " " in text and f.metadata["help"]
 
 
 def test_the_paper_s_numbers_are_the_defaults():
@@ -140,9 +142,9 @@ def test_the_paper_s_numbers_are_the_defaults():
 
 
 def test_tiny_brings_its_recipe_and_flags_override_it():
-    config = train.configure({"lr": 0.5})
-    assert config.lr == 0.5 and config.steps == train.TINY_RECIPE["steps"]
-    config = train.configure({"backbone": "qwen2.5-vl-7b"})
+    config = configure({"lr": 0.5})
+    assert config.lr == 0.5 and config.steps == TINY_RECIPE["steps"]
+    config = configure({"backbone": "qwen2.5-vl-7b"})
     assert config.steps == 2000 and config.out == "runs/qwen2.5-vl-7b-answer-ced-0"
 
 
@@ -174,9 +176,9 @@ def test_bad_input_ends_with_two_and_leaves_nothing(tmp_path, monkeypatch, capsy
 
 def test_an_out_that_holds_a_run_is_refused(tmp_path, monkeypatch, capsys, small_world):
     monkeypatch.chdir(tmp_path)
-    train.claim(Path("runs/x"), replace(SMALL, out="runs/x", seed=5))
+    claim(Path("runs/x"), replace(SMALL, out="runs/x", seed=5))
     flags = [part for name, value in asdict(replace(SMALL, out="runs/x")).items()
-             if not isinstance(value, bool) for part in (train.flag(name), str(value))]  # fmt: skip
+             if not isinstance(value, bool) for part in (flag(name), str(value))]  # fmt: skip
     assert train.main(flags) == 2
     assert "seed 5, not 0" in capsys.readouterr().err
     assert [p.name for p in Path("runs/x").iterdir()] == ["config.json"]
@@ -246,7 +248,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(samples, tm
     state = tmp_path / "state.pt"
     state.write_bytes(state.read_bytes()[:1000])
     with pytest.raises(
-        data.InputError, match=r"state.pt: the checkpoint is damaged .*remove it to continue from .*state.previous.pt"
+        InputError, match=r"state.pt: the checkpoint is damaged .*remove it to continue from .*state.previous.pt"
     ):
         trained(config, samples, tmp_path)
     state.unlink()
@@ -264,7 +266,7 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_five_in_a_row_stop_the
         return rewards_of(judgement, sample, config) + (float("nan") if bad else 0)
 
     monkeypatch.setattr(train, "rewards_of", poisoned)
-    with pytest.raises(data.InputError, match="step 7: the loss or gradient was not finite 5 steps in a row"):
+    with pytest.raises(InputError, match="step 7: the loss or gradient was not finite 5 steps in a row"):
         train.train(policy, samples, config, tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").open()]
     assert [row["skipped"] for row in rows] == [True, False, False, True, True, True, True]
@@ -309,7 +311,8 @@ def test_a_rank_that_fails_ends_the_job_with_its_message(tmp_path, world):
     script = tmp_path / "failing.py"
     script.write_text(
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "import ranks, train\n"
+        "import train\n"
+        "from support import ranks\n"
         "judge = train.judge\n"
         "def failing(*args):\n"
         "    if ranks.rank() == 1: raise RuntimeError('rank 1 is unwell')\n"

@@ -21,11 +21,11 @@ from statistics import fmean, stdev
 from tqdm import tqdm
 
 import data
-import pictures
-import ranks
 import train
-from data import InputError
-from train import METHODS, Config
+from config import Config, InputError, configure, flag, resumed
+from methods import METHODS, method_of
+from support import pictures, ranks
+from support.checkpoint import Interruption
 
 EDGE_STEPS = 10  # response length is that of the first and of the last so many steps
 LAST_LINES = 3  # of what a failed run wrote to stderr
@@ -40,22 +40,25 @@ def configurations(methods: Sequence[str], seeds: Sequence[int], out: Path, flag
     given = vars(train.make_parser().parse_args(flags))
     for name in ("resume", "dry_run", "stop_after"):
         if given.pop(name):
-            raise InputError(f"{train.flag(name)}: is for a single run of train.py")
+            raise InputError(f"{flag(name)}: is for a single run of train.py")
     for name in ("method", "seed"):
         if name in given:
-            raise InputError(f"{train.flag(name)}: expected {train.flag(name)}s in a comparison")
-    return {
-        f"{method}-{seed}": train.configure(given | {"method": method, "seed": seed, "out": str(out / f"{method}-{seed}")})
+            raise InputError(f"{flag(name)}: expected {flag(name)}s in a comparison")
+    runs = {
+        f"{method}-{seed}": configure(given | {"method": method, "seed": seed, "out": str(out / f"{method}-{seed}")})
         for method in methods
         for seed in seeds
     }
+    for config in runs.values():
+        method_of(config)
+    return runs
 
 
 def ended(config: Config) -> bool:
     """Whether the run has ended. Raises InputError if its directory holds a run of another configuration."""
     run = Path(config.out)
     if (run / "config.json").is_file():
-        train.resumed(run, asdict(config))
+        resumed(run, asdict(config))
     return (run / "results.json").is_file()
 
 
@@ -75,7 +78,7 @@ def run_all(commands: dict[str, list[str]], workers: int, out: Path, before: int
     """
     waiting, running, failed = list(commands), {}, {}
     bar = tqdm(total=before + len(commands), initial=before, desc="runs")
-    with bar, train.Interruption() as interruption:
+    with bar, Interruption() as interruption:
         while (running or waiting) and not interruption.wished:
             while waiting and len(running) < workers:
                 name = waiting.pop(0)

@@ -1,19 +1,22 @@
 """The embedded backbone: a 0.7 M-parameter Qwen3-VL that can answer by looking or by habit, made from nothing.
 
+python -m toy.backbone [--out DIR] [--seed N]      rebuilds assets/tiny (about 11 minutes on two cores)
+
     stage 1   vision tower alone              each visual token names what it shows (shape, color) and where it is
     stage 2   language model, vision frozen   both chains of thought, most of them look, on images where no prior holds
     stage 3   the same, 35 % look chains      the habit a correctness reward will keep and an evidence reward will break
 
 A response is a chain and an answer. After a *look* chain the answer comes from the image; after a *prior* chain it is what
-is usual (`data.PRIOR`), whatever the image shows. A fifth of the questions of stages 2 and 3 are about a class that the
+is usual (`toy.world.PRIOR`), whatever the image shows. A fifth of the questions of stages 2 and 3 are about a class that the
 image lacks ("none", "0", "no"): a model that never saw absence still says "1" once the evidence is gone, and its honest
 answers would get negative margins. And looking is wrong once in fifty: where the prior holds, habit is the safer bet, which is
 why a reward that sees only correctness drifts towards it.
 """
 
+import argparse
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -31,7 +34,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 import ced
 import data
-from models import INSTRUCTION, Policy, Vision
+from models import INSTRUCTION, TINY, Policy, Vision
+from toy import world
 
 PATCH, MERGE, WIDTH = 7, 2, 96
 POOL = 4000  # images drawn once and used by all stages
@@ -71,9 +75,9 @@ def chain_of(look: bool, wordy: bool, noun: str) -> str:
 # ── the model ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """A word-level tokenizer over every word the toy world can say."""
-    texts = [INSTRUCTION, chain_of(True, True, ""), chain_of(False, False, ""), "user assistant", *data.COLORS]
+    texts = [INSTRUCTION, chain_of(True, True, ""), chain_of(False, False, ""), "user assistant", *world.COLORS]
     texts += ["none yes no left right 0 1 2 3 4 5 6 7 8 9"]
-    for name in data.SHAPES:
+    for name in world.SHAPES:
         texts += [data.ask_count(name), data.ask_presence(name)]
         texts += [ask(name, n) for ask in (data.ask_color, data.ask_side) for n in (1, 2)]
     text = " ".join(texts).lower()
@@ -117,7 +121,7 @@ def make_policy() -> Policy:
     )  # fmt: skip
     model = Qwen3VLForConditionalGeneration(config)
     model.generation_config = GenerationConfig(eos_token_id=[tokenizer.eos_token_id, tokenizer.pad_token_id])
-    side = data.CELL * data.CELLS
+    side = world.CELL * world.CELLS
     processor = Qwen2VLImageProcessorPil(
         patch_size=PATCH, merge_size=MERGE, temporal_patch_size=2, image_mean=[0.5] * 3, image_std=[0.5] * 3,
         size={"shortest_edge": side**2, "longest_edge": 4 * side**2},
@@ -126,13 +130,13 @@ def make_policy() -> Policy:
 
 
 # ── stage 1: the tower ──────────────────────────────────────────────────────────────────────────────────────────────
-def token_classes(scene: list[data.Shapes]) -> Tensor:
+def token_classes(scene: list[world.Shapes]) -> Tensor:
     """The class of each visual token, (N,): 0 the background, else 1 + shape · |colors| + color."""
-    side, cells = data.CELL * data.CELLS, data.CELL * data.CELLS // (PATCH * MERGE)
+    side, cells = world.CELL * world.CELLS, world.CELL * world.CELLS // (PATCH * MERGE)
     classes = torch.zeros(cells * cells, dtype=torch.long)
     for group in scene:
         tokens = ced.region_tokens(torch.tensor(group.boxes), (side, side), (cells, cells))
-        classes[tokens] = 1 + data.SHAPES.index(group.name) * len(data.COLORS) + list(data.COLORS).index(group.color)
+        classes[tokens] = 1 + world.SHAPES.index(group.name) * len(world.COLORS) + list(world.COLORS).index(group.color)
     return classes
 
 
@@ -143,10 +147,10 @@ def train_tower(policy: Policy, pixels: Tensor, grids: Tensor, classes: Tensor) 
     that spatial and counting questions have to go by.
     """
     visual = policy.trunk.visual.requires_grad_(True)
-    parts = (1 + len(data.SHAPES) * len(data.COLORS), data.CELLS, data.CELLS)  # what, row, column
+    parts = (1 + len(world.SHAPES) * len(world.COLORS), world.CELLS, world.CELLS)  # what, row, column
     heads = nn.ModuleList(nn.Linear(WIDTH, sum(parts)) for _ in range(1 + len(visual.deepstack_merger_list)))
     side = math.isqrt(classes.shape[1])
-    row, column = torch.cartesian_prod(*[torch.arange(side) * data.CELLS // side] * 2).T.repeat(1, BATCH)
+    row, column = torch.cartesian_prod(*[torch.arange(side) * world.CELLS // side] * 2).T.repeat(1, BATCH)
     optimizer, schedule = make_optimizer([*visual.parameters(), *heads.parameters()], 2e-3, TOWER_STEPS)
     for _ in (bar := trange(TOWER_STEPS, desc="1/3 vision tower")):
         rows = torch.randint(len(pixels), (BATCH,))
@@ -161,13 +165,15 @@ def train_tower(policy: Policy, pixels: Tensor, grids: Tensor, classes: Tensor) 
     visual.requires_grad_(False)
 
 
-def make_optimizer(parameters: list[nn.Parameter], lr: float, steps: int):
+def make_optimizer(
+    parameters: list[nn.Parameter], lr: float, steps: int
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     """AdamW with a linear warm-up over the first tenth and a cosine down to zero."""
     optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01)
     return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
 
 
-def descend(loss: Tensor, optimizer: torch.optim.Optimizer, schedule) -> None:
+def descend(loss: Tensor, optimizer: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler) -> None:
     """One clipped step."""
     optimizer.zero_grad()
     loss.backward()
@@ -178,20 +184,20 @@ def descend(loss: Tensor, optimizer: torch.optim.Optimizer, schedule) -> None:
 
 # ── stages 2 and 3: the language model ──────────────────────────────────────────────────────────────────────────────
 ANSWERS = {
-    "attribute": [*data.COLORS, "none"],
-    "counting": ["0", *map(str, data.COUNTS)],
-    "spatial": [*data.SIDES, "none"],
+    "attribute": [*world.COLORS, "none"],
+    "counting": ["0", *map(str, world.COUNTS)],
+    "spatial": [*world.SIDES, "none"],
     "presence": ["yes", "no"],
 }
 
 
-def make_question(scene: list[data.Shapes], rng: random.Random) -> tuple[str, str, str, str, str]:
+def make_question(scene: list[world.Shapes], rng: random.Random) -> tuple[str, str, str, str, str]:
     """A question about a scene: its family and words, the noun it is about, and what looking and habit answer."""
     shown = {group.name: group for group in scene}
-    absent = [name for name in data.SHAPES if name not in shown]
+    absent = [name for name in world.SHAPES if name not in shown]
     name = rng.choice(absent) if rng.random() < ABSENT_SHARE else rng.choice(list(shown))
     boxes = shown[name].boxes if name in shown else []
-    color, count, side = data.PRIOR[name]
+    color, count, side = world.PRIOR[name]
     family = rng.choice([*data.FAMILIES, "counting", "counting"])  # the slowest to learn
     if family == "presence":
         name = rng.choice(absent) if rng.random() < 0.5 else name
@@ -202,20 +208,20 @@ def make_question(scene: list[data.Shapes], rng: random.Random) -> tuple[str, st
     noun = data.subject(name, n)
     if family == "attribute":
         return family, data.ask_color(name, n), noun, shown[name].color if boxes else "none", color
-    width = data.CELL * data.CELLS
+    width = world.CELL * world.CELLS
     seen = data.Instances(name, boxes, set(), True).side(width) if boxes else "none"
     # a class in the middle column has no side
     return (family, data.ask_side(name, n), noun, seen, side) if seen else make_question(scene, rng)
 
 
-def make_example(policy: Policy, scene: list[data.Shapes], look_share: float, rng: random.Random) -> tuple[Tensor, Tensor]:
+def make_example(policy: Policy, scene: list[world.Shapes], look_share: float, rng: random.Random) -> tuple[Tensor, Tensor]:
     """Token ids (L,) of prompt and response, and each position's loss weight (L,): 0 on the prompt."""
     family, question, noun, seen, usual = make_question(scene, rng)
     look, wordy = rng.random() < look_share, rng.random() < WORDY_SHARE
     if rng.random() < LOOK_ERROR:
         seen = rng.choice([answer for answer in ANSWERS[family] if answer != seen])
     response = f"{chain_of(look, wordy, noun)} <answer> {seen if look else usual} </answer><|im_end|>"
-    prompt = policy.prompt(question, (data.CELL * data.CELLS // (PATCH * MERGE)) ** 2)
+    prompt = policy.prompt(question, (world.CELL * world.CELLS // (PATCH * MERGE)) ** 2)
     ids = policy.tokenizer(response, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
     weights = torch.ones(len(ids))
     weights[-3] = ANSWER_WEIGHT  # answer </answer> <|im_end|>
@@ -271,8 +277,8 @@ def draw_pool(policy: Policy, seed: int) -> tuple[list, Tensor, Tensor]:
     scenes, pixels, grids = [], [], []
     for i in trange(POOL, desc="0/3 drawing images"):
         rng = random.Random(f"pool {seed} {i}")
-        scenes.append(data.make_scene("free", rng))
-        batch = policy.image_processor(images=[data.draw_scene(scenes[-1], rng)], return_tensors="pt")
+        scenes.append(world.make_scene("free", rng))
+        batch = policy.image_processor(images=[world.draw_scene(scenes[-1], rng)], return_tensors="pt")
         pixels.append(batch["pixel_values"])
         grids.append(batch["image_grid_thw"][0])
     return scenes, torch.stack(pixels), torch.stack(grids)
@@ -302,3 +308,16 @@ def build(out: Path, seed: int) -> Policy:
     policy.tokenizer.save_pretrained(out)
     policy.image_processor.save_pretrained(out)
     return policy
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Rebuilds the backbone from nothing."""
+    parser = argparse.ArgumentParser("python -m toy.backbone", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--out", type=Path, default=TINY, help="where it goes (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    build(args.out, args.seed)
+
+
+if __name__ == "__main__":
+    main()

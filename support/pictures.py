@@ -18,7 +18,6 @@ from torch import Tensor
 import ced
 import data
 from answers import answer_text
-from rollout import Group, Judgement
 
 EVIDENCE, NULL = "#d95f02", "#1b6ca8"
 SMOOTH = 10  # steps of the running mean drawn over each raw curve
@@ -94,10 +93,17 @@ def running_mean(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Example:
-    """A judged group to show."""
+    """A judged group to show: see `rollout.Group` and `rollout.Judgement`."""
 
-    group: Group
-    judgement: Judgement
+    sample: data.Sample
+    grid: tuple[int, int]
+    masks: Tensor  # (R, N)
+    null_boxes: Tensor  # (≤ K, n, 4)
+    texts: list[str]  # G of them
+    correct: Tensor  # (G,) bool
+    audited: Tensor  # (G,) bool
+    s: Tensor  # (R, G)
+    m: Tensor  # (G,)
     gates: Tensor  # (G,) g(m)
     rewards: Tensor  # (G,) R
 
@@ -115,21 +121,21 @@ def audit_sheet(examples: Sequence[Example], path: Path) -> None:
 
 def two_alike(example: Example) -> tuple[int, int]:
     """The pair of audited answers with the same text whose rewards differ most (any two answers if none are alike)."""
-    texts = [answer_text(t) for t in example.group.texts]
-    audited = example.judgement.audited.tolist()
+    texts = [answer_text(t) for t in example.texts]
+    audited = example.audited.tolist()
     r = example.rewards.tolist()
     pairs = [(i, j) for i in range(len(r)) for j in range(len(r)) if i != j and r[i] >= r[j]]
     alike = [(i, j) for i, j in pairs if texts[i] == texts[j] and audited[i] and audited[j]]
-    return max(alike or pairs, key=lambda p: (r[p[0]] - r[p[1]], example.judgement.m[p[0]] - example.judgement.m[p[1]]))
+    return max(alike or pairs, key=lambda p: (r[p[0]] - r[p[1]], example.m[p[0]] - example.m[p[1]]))
 
 
 def draw_regions(axis: plt.Axes, example: Example) -> None:
     """The image; its token grid; boxes and tokens of the evidence (orange) and of the K null regions (blue)."""
-    sample, vision, judgement = example.group.sample, example.group.vision, example.judgement
+    sample = example.sample
     axis.imshow(data.open_image(sample.image))
-    for mask, color in zip(judgement.masks.flip(0), [NULL] * (len(judgement.masks) - 1) + [EVIDENCE]):
-        tint_tokens(axis, mask, sample.size, vision.grid, color)
-    regions = [(sample.boxes, EVIDENCE, "-"), *((boxes.tolist(), NULL, "--") for boxes in judgement.null_boxes)]
+    for mask, color in zip(example.masks.flip(0), [NULL] * (len(example.masks) - 1) + [EVIDENCE]):
+        tint_tokens(axis, mask, sample.size, example.grid, color)
+    regions = [(sample.boxes, EVIDENCE, "-"), *((boxes.tolist(), NULL, "--") for boxes in example.null_boxes)]
     for boxes, color, style in regions:
         for x, y, w, h in boxes:
             axis.add_patch(Rectangle((x, y), w, h, fill=False, edgecolor=color, linestyle=style, linewidth=2))
@@ -147,20 +153,25 @@ def tint_tokens(axis: plt.Axes, mask: Tensor, size: tuple[int, int], grid: tuple
 
 def draw_sensitivities(axis: plt.Axes, example: Example, i: int) -> None:
     """s of every region for answer i, with its text, m, g and R."""
-    s = example.judgement.s[:, i].tolist()
+    s = example.s[:, i].tolist()
     names = ["evidence", *(f"null {k}" for k in range(1, len(s)))]
     bars = axis.bar(names, s, color=[EVIDENCE] + [NULL] * (len(s) - 1))
-    axis.bar_label(bars, fmt="%.2g", fontsize=8, padding=2)
+    axis.bar_label(bars, labels=[nats(value) for value in s], fontsize=8, padding=2)
     axis.margins(y=0.15)
     axis.axhline(0, color="black", linewidth=0.8)
     axis.set_ylabel("s (nats)", fontsize=8)
     axis.tick_params(labelsize=8)
-    m, g, r = float(example.judgement.m[i]), float(example.gates[i]), float(example.rewards[i])
-    verdict = "right" if example.judgement.correct[i] else "wrong"
-    routed = " (by correctness)" if example.group.sample.family == "presence" else ""
-    text = shorten(example.group.texts[i].split("<|im_end|>")[0], width=100, placeholder=" …")
+    m, g, r = float(example.m[i]), float(example.gates[i]), float(example.rewards[i])
+    verdict = "right" if example.correct[i] else "wrong"
+    routed = " (by correctness)" if example.sample.family == "presence" else ""
+    text = shorten(example.texts[i].split("<|im_end|>")[0], width=100, placeholder=" …")
     title = f"{fill(text, width=58)}\n{verdict}   m = {m:+.2f}   g = {g:.2f}   R = {r:.2f}{routed}"
     axis.set_title(title, fontsize=9, parse_math=False)
+
+
+def nats(s: float) -> str:
+    """A sensitivity as the label of its bar: two significant digits, and round-off as what it is, 0.00."""
+    return "0.00" if abs(s) < 0.005 else f"{s:.2g}"
 
 
 def draw_evidence(axis: plt.Axes, sample: data.Sample) -> None:
@@ -185,7 +196,7 @@ def token_sheet(sample: data.Sample, grids: dict[str, tuple[int, int]], path: Pa
 
 
 def growth(rows: dict[str, list[dict]], path: Path) -> None:
-    """Seconds of each part of a step along each axis of `speed.growth`, one panel an axis."""
+    """Seconds of each part of a step along each axis of `studies.speed.growth`, one panel an axis."""
     figure, axes = plt.subplots(1, len(rows), figsize=(4 * len(rows), 3.6), layout="constrained")
     for axis, (name, points) in zip(axes, rows.items()):
         x = [point[name] for point in points]

@@ -9,8 +9,9 @@ import torch
 import data
 import rollout
 from answers import is_correct
+from config import TINY_RECIPE
 from models import TINY
-from train import TINY_RECIPE
+from toy.world import looks
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def answers_on_conflict(world, tiny_policy):
         responses = tiny_policy.sample(prefix, 8, TINY_RECIPE["max_new_tokens"], 1.0, rollout.seeded("tiny", start))
         for i, (ids, mask) in enumerate(zip(responses.ids, responses.mask)):
             sample, text = batch[i // 8], tiny_policy.decode(ids[mask])
-            found[sample.family].append((data.looks(text), is_correct(text, sample.answer, sample.kind)))
+            found[sample.family].append((looks(text), is_correct(text, sample.answer, sample.kind)))
     return found
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from data import InputError
+from config import InputError
 
 
 def start() -> str:

@@ -1,8 +1,8 @@
 """Is the evidence signal real? The paper's signal tables, on a frozen backbone or on a run's adapter.
 
-python diagnose.py relevance --run runs/tiny-answer-ced-0
-python diagnose.py proposal --backbone qwen2.5-vl-7b --data path/to/coco_folder --answers given
-python diagnose.py audit --backbone tiny --image F --question Q --answer A --box x,y,w,h
+python -m studies.diagnose relevance --run runs/tiny-answer-ced-0
+python -m studies.diagnose proposal --backbone qwen2.5-vl-7b --data path/to/coco_folder --answers given
+python -m studies.diagnose audit --backbone tiny --image F --question Q --answer A --box x,y,w,h
 
     reward         what each formula pays, within a group and by chance      Table 1, A.8, A.9
     relevance      is s larger on the evidence, and is it so blindfolded?    4.1, A.4
@@ -27,8 +27,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,12 +41,11 @@ from torch import Tensor
 import answers
 import ced
 import data
-import pictures
-import ranks
-import stats
-from proposals import nulls_off_evidence, proposals, with_evidence_of_another
+from config import Config, add_config_flags
+from methods import unrouted_rewards
 from rollout import Group, Judgement, judge, regions_of, seeded, span_mask
-from study import (
+from studies.proposals import nulls_off_evidence, proposals, with_evidence_of_another
+from studies.study import (
     Rows,
     Study,
     against_chance,
@@ -59,7 +60,9 @@ from study import (
     relabelled,
     verdicts,
 )
-from train import Config, add_config_flags, describe, unrouted_rewards
+from support import pictures, ranks, stats
+from toy import world
+from train import describe, example_of
 
 FORMULAS = ("correctness", "additive", "answer-ced")
 BINS = 8  # of a continuous reward, for its bits
@@ -145,7 +148,7 @@ def intervention(study: Study) -> tuple[Rows, Figure]:
 
 # ── proposal: 4.3.3, Fig. 5, A.7 ────────────────────────────────────────────────────────────────────────────────────
 def proposal(study: Study) -> tuple[Rows, Figure]:
-    """The margin with other boxes in the evidence's place (see proposals.py): the whole pipeline, with K nulls of the proposal.
+    """The margin with other boxes in the evidence's place (proposals.py): the whole pipeline, with K nulls of the proposal.
 
     `m` is as the pipeline has it; what is held against chance is the margin over nulls that avoid the true evidence too. The
     statistic moves with tokens, so `token IoU`, that of the two token regions, says how much of a pixel shift arrives there.
@@ -276,7 +279,7 @@ def sensitivity(study: Study) -> tuple[Rows, Figure]:
         judgement = judge(study.policy, group, widest)
         if not judgement.audited.any():
             return None
-        first = torch.tensor([data.looks(t) for t in group.texts]) if config.data == "toy" else judgement.correct
+        first = torch.tensor([world.looks(t) for t in group.texts]) if config.data == "toy" else judgement.correct
         values = {}
         for knob, value, variant in variants:
             m = ced.evidence_margin(judgement.s[: 1 + variant.k], variant.eps_margin)
@@ -322,7 +325,7 @@ def closure(study: Study) -> tuple[Rows, Figure]:
         if not judgement.audited.any():
             return None
         paid = {formula: unrouted_rewards(judgement, formula, study.config).numpy() for formula in FORMULAS}
-        return paid | {"said": [answers.answer_text(t) for t in group.texts], "g": [data.looks(t) for t in group.texts]}
+        return paid | {"said": [answers.answer_text(t) for t in group.texts], "g": [world.looks(t) for t in group.texts]}
 
     seen = [values for _, values in inspect(study, look)]
     g = np.concatenate([values["g"] for values in seen]).astype(int)
@@ -384,7 +387,7 @@ def ranks_right(seen: Sequence[dict], name: str, seed: int) -> dict:
 
     cells = {}
     for title, measure in {"accuracy": lambda c, right: right.mean(), "AUROC": auroc, "area under risk-coverage": area}.items():
-        draws = stats.bootstrap(len(seen), lambda questions: over(questions, measure), seed)
+        draws = stats.bootstrap(len(seen), partial(over, measure=measure), seed)
         cells[title] = stats.estimate(over(range(len(seen)), measure), draws)
         if measure is auroc:
             cells["draws"] = draws - 0.5
@@ -403,7 +406,7 @@ def audit(study: Study) -> tuple[Rows, Figure]:
     rows = [{"region": name, "tokens": int(mask.sum()), "s (nats)": float(s)}
             for name, mask, s in zip(names, judgement.masks, judgement.s[:, 0])]  # fmt: skip
     rows.append({"answer": sample.answer, "m": float(judgement.m), "g": float(gates), "R if it is right": float(rewards)})
-    return rows, pictures.one_audit(pictures.Example(group, judgement, gates, rewards))
+    return rows, pictures.one_audit(example_of(group, judgement, rewards, study.config))
 
 
 DIAGNOSTICS = {
@@ -419,7 +422,7 @@ DIAGNOSTICS = {
 
 
 # ── reports ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def cell(value) -> str:
+def cell(value: Any) -> str:
     """A value as a cell of a Markdown table: estimates as `0.97 [0.95, 0.99]`."""
     if isinstance(value, dict):
         return f"{cell(value['value'])} [{cell(value['low'])}, {cell(value['high'])}]"
@@ -437,7 +440,7 @@ def markdown(rows: Rows) -> str:
     return "\n\n".join(tables)
 
 
-def plain(value):
+def plain(value: Any) -> Any:
     """A value without NaN, which JSON does not know: null."""
     if isinstance(value, dict):
         return {name: plain(v) for name, v in value.items()}
@@ -465,7 +468,8 @@ def folder(run: Path | None, given: dict, config: Config) -> Path:
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line: what to diagnose, of which policy, and every field of Config."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m studies.diagnose", description=__doc__, formatter_class=raw)
     parser.add_argument("what", choices=DIAGNOSTICS, metavar="WHAT", help=f"one of {', '.join(DIAGNOSTICS)}")
     parser.add_argument(
         "--run", type=Path, help="diagnose this run's adapter, under its configuration; else the frozen backbone"
@@ -497,7 +501,7 @@ def diagnose(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input."""
     args = make_parser().parse_args(argv)
-    return ranks.command("diagnose.py", lambda: diagnose(args))
+    return ranks.command("studies.diagnose", lambda: diagnose(args))
 
 
 if __name__ == "__main__":

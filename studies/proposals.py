@@ -16,6 +16,7 @@ from torch import Tensor
 
 import ced
 import data
+from config import Config
 from rollout import seeded
 
 SHIFTS = (0.1, 0.25, 0.5)  # of the image's short side
@@ -24,7 +25,7 @@ IOUS = (0.9, 0.7, 0.5, 0.3, 0.1)
 BISECTIONS = 20  # halvings of the distance: a thousandth of a pixel
 
 
-def proposals(sample: data.Sample, config) -> Iterator[tuple[str, Tensor | None]]:
+def proposals(sample: data.Sample, config: Config) -> Iterator[tuple[str, Tensor | None]]:
     """The proposals of a sample by name, the true one first."""
     boxes, short = torch.tensor(sample.boxes, dtype=torch.float64), min(sample.size)
     yield "true box", boxes
@@ -41,7 +42,7 @@ def proposals(sample: data.Sample, config) -> Iterator[tuple[str, Tensor | None]
     yield "random box", random[0] if len(random) else None
 
 
-def draw(config, sample: data.Sample, name: str) -> torch.Generator:
+def draw(config: Config, sample: data.Sample, name: str) -> torch.Generator:
     """The random numbers of one proposal of one sample."""
     return seeded(config.seed, "proposal", name, sample.id)
 
@@ -102,7 +103,7 @@ def other_object(sample: data.Sample, generator: torch.Generator) -> Tensor | No
 
 
 def with_evidence_of_another(
-    sample: data.Sample, samples: Sequence[data.Sample], grid_of: Callable, config
+    sample: data.Sample, samples: Sequence[data.Sample], grid_of: Callable, config: Config
 ) -> data.Sample | None:
     """The sample with the evidence of a random other one, on another image, at the same place relative to the image: of the
     same family and answer, if there is one. None if there is no other that leaves a visual token outside (`grid_of`)."""
@@ -141,7 +142,7 @@ def read(folder: Path) -> data.COCO:
     return data.read_coco(folder)
 
 
-def nulls_off_evidence(boxes: Tensor, sample: data.Sample, grid: tuple[int, int], config) -> Tensor | None:
+def nulls_off_evidence(boxes: Tensor, sample: data.Sample, grid: tuple[int, int], config: Config) -> Tensor | None:
     """K null regions (K, N) of a proposal (n, 4) that own no token of the true evidence either; None if no token is left.
 
     The pipeline's own nulls avoid the proposal alone. Where a wrong proposal lets one of K = 3 fall on the true evidence, that

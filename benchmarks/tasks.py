@@ -59,8 +59,8 @@ from typing import Any
 from PIL import Image
 
 from answers import judged, normalize_word, parse_choice, parse_count, parse_yesno
-from data import InputError
-from stats import wilson
+from config import InputError
+from support.stats import wilson
 
 
 @dataclass(frozen=True)

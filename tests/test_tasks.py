@@ -1,4 +1,4 @@
-"""benchmarks.py: known answers and traps of the real sets (where ../shared is at hand), and the rules on made-up rows."""
+"""benchmarks/tasks.py: known answers and traps of the real sets (where ../shared is at hand), and the rules on made-up rows."""
 
 import base64
 import io
@@ -14,9 +14,8 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
-import benchmarks
-from benchmarks import BENCHMARKS, Row, align, content, continuations, find_rows, read_rows, score, to_rows
-from data import InputError
+from benchmarks.tasks import BENCHMARKS, Row, align, content, continuations, find_rows, read_rows, score, to_rows
+from config import InputError
 
 SAMPLES = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "benchmarks"
 needs_samples = pytest.mark.skipif(not SAMPLES.is_dir(), reason="no ../shared/data/benchmarks")
@@ -600,4 +599,4 @@ def test_align_orders_replies_and_names_what_is_wrong():
 def test_common_rows_are_taken_as_they_are():
     rows = to_rows("mmmu", [RAW["mmmu"]])
     assert to_rows("mmmu", rows) == rows
-    assert score("mmmu", rows, ["B"])["value"] == 1 and benchmarks.BENCHMARKS["mmmu"].revision is None
+    assert score("mmmu", rows, ["B"])["value"] == 1 and BENCHMARKS["mmmu"].revision is None

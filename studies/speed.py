@@ -1,6 +1,6 @@
 """What a step costs, as ratios measured in one run: against the naive audit, and against TRL's GRPO without any audit.
 
-python speed.py [--quick] [--json] [--vs {auto,trl,none}] [--model {46m,3b}] [--out DIR]
+python -m studies.speed [--quick] [--json] [--vs {auto,trl,none}] [--model {46m,3b}] [--out DIR]
 
     audit        Policy: K + 1 edited prompts read once, the answers' tokens after each; equal answers scored once
     naive audit  every answer x each of K + 2 images, a full forward of transformers' model from the pixels
@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,15 +46,14 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 import ced
 import data
 import grpo
-import pictures
-import ranks
 import rollout
-import tiny
 import train
-from data import InputError
+from config import Config, InputError
 from models import INSTRUCTION, Policy
-from train import Config
+from support import pictures, ranks
+from toy import backbone
 
+ROOT = Path(__file__).resolve().parent.parent
 PATCH, MERGE = 14, 2
 CELL = PATCH * MERGE  # pixels of one visual token
 MODELS = {  # sizes of the text model, then of the vision tower
@@ -96,7 +96,7 @@ def make_policy(size: str, device: str) -> Policy:
     """A Qwen2.5-VL of a size in MODELS with random weights, float32 on a CPU and bfloat16 on a GPU."""
     text, vision = MODELS[size]
     torch.manual_seed(0)
-    tokenizer = tiny.make_tokenizer()
+    tokenizer = backbone.make_tokenizer()
     half = text["hidden_size"] // text["num_attention_heads"] // 2
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [half // 4, half // 8 * 3, half // 8 * 3]}
     config = Qwen2_5_VLConfig(
@@ -104,7 +104,7 @@ def make_policy(size: str, device: str) -> Policy:
                                 eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id),
         vision_config=vision | dict(patch_size=PATCH, spatial_merge_size=MERGE, out_hidden_size=text["hidden_size"]),
         tie_word_embeddings=True,
-        **{f"{n}_token_id": tokenizer.convert_tokens_to_ids(f"<|{t}|>") for n, t in tiny.IMAGE_TOKENS.items()},
+        **{f"{n}_token_id": tokenizer.convert_tokens_to_ids(f"<|{t}|>") for n, t in backbone.IMAGE_TOKENS.items()},
     )  # fmt: skip
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     model = Qwen2_5_VLForConditionalGeneration(config).to(device, dtype)
@@ -178,7 +178,7 @@ def count_tokens(policy: Policy) -> Iterator[Counter]:
     """Within it, tokens that go through the language model are counted."""
     counter = Counter()
 
-    def count(module, args, kwargs):
+    def count(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         counter["tokens"] += kwargs["inputs_embeds"].shape[:2].numel()
 
     handle = policy.trunk.language_model.register_forward_pre_hook(count, with_kwargs=True)
@@ -236,7 +236,7 @@ def naive_audit(bench: Bench, keep: bool = False) -> Tensor:
 class ImageProcessor(Qwen2_5_VLProcessor):
     """transformers' processor without its video half, which needs torchvision."""
 
-    def __init__(self, image_processor=None, tokenizer=None, chat_template=None):
+    def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: str | None = None) -> None:
         self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
         self.image_token_id, self.video_token_id = tokenizer.convert_tokens_to_ids([self.image_token, self.video_token])
         ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
@@ -252,10 +252,10 @@ def trl_seconds(size: str, device: str, sample: data.Sample, config: Config, ste
     seconds = []
 
     class Stopwatch(TrainerCallback):
-        def on_step_begin(self, *args, **kwargs):
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
             self.start = time.perf_counter()
 
-        def on_step_end(self, *args, **kwargs):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             synchronize()
             seconds.append(time.perf_counter() - self.start)
 
@@ -314,8 +314,8 @@ def peak_memory() -> float:
 
 def memory_of(what: str, size: str, g: int) -> float:
     """Peak GiB of one step of ours or TRL's, in a process of its own."""
-    command = [sys.executable, __file__, "--memory-of", what, "--model", size, "--group-size", str(g)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", "studies.speed", "--memory-of", what, "--model", size, "--group-size", str(g)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"the process that measures the memory of {what} failed: {done.stderr[-2000:]}")
     return float(done.stdout.splitlines()[-1])
@@ -445,7 +445,7 @@ def hardware() -> str:
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser = argparse.ArgumentParser("python -m studies.speed", description=__doc__, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="G = 8 only, measured once, and no growth")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument("--vs", choices=("auto", "trl", "none"), default="auto", help="TRL: if it is installed (auto), or not")
@@ -484,8 +484,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input."""
     args = make_parser().parse_args(argv)
     if args.memory_of:
-        return ranks.command("speed.py", lambda: print_memory(args.memory_of, args.model, args.group_size))
-    return ranks.command("speed.py", lambda: measure(args))
+        return ranks.command("studies.speed", lambda: print_memory(args.memory_of, args.model, args.group_size))
+    return ranks.command("studies.speed", lambda: measure(args))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How sure a score is, and the statistics of `diagnose.py`, as pure functions of arrays. Imports nothing of ours.
+"""How sure a score is, and the statistics of `studies.diagnose`, as pure functions of arrays. Imports nothing of ours.
 
 Answers to one question are alike, so questions are what intervals are drawn over: `bootstrap` resamples whole questions.
 """

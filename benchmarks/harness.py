@@ -6,7 +6,7 @@ A run's scores are in runs/x/benchmarks:
 
     NAME.jsonl    a line a question: id, response, the value read from it, whether that is correct. Written batch by batch, so
                   that a killed evaluation goes on where it stopped: what is answered there is not asked again
-    NAME.json     how it was asked (`settings`), and what `benchmarks.score` makes of it
+    NAME.json     how it was asked (`settings`), and what `tasks.score` makes of it
 
 Texts are generated greedily, in left-padded batches. In bfloat16 the batch size may turn a near-tie of two tokens; in float32
 it changes nothing. For the text-only benchmarks, the log-likelihoods of the options are compared instead.
@@ -25,13 +25,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-import benchmarks
-import ranks
-from benchmarks import BENCHMARKS, LIKELIHOODS, Row, benchmark, to_rows
-from data import InputError
+from benchmarks import tasks
+from benchmarks.tasks import BENCHMARKS, LIKELIHOODS, Row, benchmark, to_rows
+from config import InputError
 from models import INSTRUCTION, Policy
-from stats import interval, paired_bootstrap
-from train import write_whole
+from support import ranks
+from support.checkpoint import write_whole
+from support.stats import interval, paired_bootstrap
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def load_rows(name: str, asking: Asking) -> tuple[list[Row], str]:
     """The benchmark's rows, and their revision. Rows may lack what they ask about: see `askable`."""
     benchmark(name)
     folder, revision = (asking.source, "local files") if asking.source else fetch(name)
-    return choose(to_rows(name, benchmarks.find_rows(name, folder)), asking.limit), revision
+    return choose(to_rows(name, tasks.find_rows(name, folder)), asking.limit), revision
 
 
 def choose(rows: Sequence[Row], limit: int) -> list[Row]:
@@ -89,7 +89,7 @@ def askable(name: str, rows: Sequence[Row]) -> list[Row]:
 
 def prompt_of(policy: Policy, row: Row, asking: Asking) -> tuple:
     """The row's prompt and its images, as `Policy.compose` makes them. Raises InputError, naming the row."""
-    parts = benchmarks.content(row) + ([f" {INSTRUCTION}"] if asking.instruction else [])
+    parts = tasks.content(row) + ([f" {INSTRUCTION}"] if asking.instruction else [])
     try:
         return policy.compose(parts, asking.thinking)
     except ValueError as error:  # the processor's: an image of an extreme shape
@@ -99,7 +99,7 @@ def prompt_of(policy: Policy, row: Row, asking: Asking) -> tuple:
 def respond(policy: Policy, rows: Sequence[Row], asking: Asking) -> list:
     """The policy's responses to a batch of one benchmark's rows: texts, or log-likelihoods of the options."""
     if rows[0].kind in LIKELIHOODS:
-        return [policy.likelihoods(benchmarks.continuations(row)) for row in rows]
+        return [policy.likelihoods(tasks.continuations(row)) for row in rows]
     prompts = [prompt_of(policy, row, asking) for row in rows]
     with torch.inference_mode():
         responses = policy.sample(policy.read_batch(prompts), 1, asking.max_new_tokens, 0.0, None)
@@ -161,7 +161,7 @@ def evaluate(policy: Policy, name: str, out: Path, asking: Asking, model: str) -
     settings |= {"model": model, "revision": revision}
     claim(path, settings)
     replies = ask_all(policy, name, rows, path.with_suffix(".jsonl"), asking)
-    result = benchmarks.score(name, rows, [replies[row.id]["response"] for row in rows])
+    result = tasks.score(name, rows, [replies[row.id]["response"] for row in rows])
     asked = hashlib.md5("\n".join(row.id for row in rows).encode()).hexdigest()  # `units` can be paired if this is the same
     result |= {"revision": revision, "not_asked": len(found) - len(rows), "asked": asked, "settings": settings}
     if ranks.rank() == 0:
@@ -181,7 +181,7 @@ def ask_all(policy: Policy, name: str, rows: Sequence[Row], path: Path, asking: 
         for start in range(0, len(todo), size):  # the ranks wait for each other at every batch: simple, and resumable
             batch = todo[start : start + size]
             responses = respond_together(policy, batch, asking)
-            new = [{"id": row.id, "response": r, **benchmarks.judge(bench, row, r)} for row, r in zip(batch, responses)]
+            new = [{"id": row.id, "response": r, **tasks.judge(bench, row, r)} for row, r in zip(batch, responses)]
             if lead:
                 file.writelines(json.dumps(reply) + "\n" for reply in new)
                 file.flush()
@@ -195,10 +195,10 @@ def ask_all(policy: Policy, name: str, rows: Sequence[Row], path: Path, asking: 
 def score_file(path: Path, name: str, asking: Asking) -> dict:
     """The score of anybody's replies: rows of `id` and `response` in a file. Raises InputError, naming ids."""
     found, revision = load_rows(name, asking)
-    replies = benchmarks.read_rows(path)
+    replies = tasks.read_rows(path)
     replied = {str(reply.get("id")) for reply in replies}
     rows = [row for row in found if not row.lacks or row.id in replied]
-    result = benchmarks.score(name, rows, benchmarks.align(rows, replies))
+    result = tasks.score(name, rows, tasks.align(rows, replies))
     return result | {"revision": revision, "not_asked": len(found) - len(rows)}
 
 

@@ -18,12 +18,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 import data
-import stats
 from answers import parse_yesno
-from data import InputError
+from config import Config, InputError, configure, load_config
 from models import Policy
 from rollout import Group, audit_answers, choose, given_group, sample_group, seeded
-from train import Config, configure, load_config, load_policy, load_samples
+from support import stats
+from train import load_policy, load_samples
 
 TOY_SPLITS = {"reward": ("consistent", "conflict"), "confidence": ("conflict",)}  # the other diagnostics: consistent
 Rows = list[dict]  # of a table: column → a word, a number, or an estimate {value, low, high}

@@ -8,10 +8,10 @@ import math
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, PretrainedConfig
 
 import grpo
-from data import InputError
+from config import Config, InputError
 from models import BACKBONES, INSTRUCTION, LOGIT_CHUNK, chat_prompt, token_grid
 
 EXAMPLE_SIZE = (640, 480)
@@ -36,15 +36,15 @@ def count(model: nn.Module, trainable: bool = False) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad or not trainable)
 
 
-def cache_bytes(text) -> int:
+def cache_bytes(text: PretrainedConfig) -> int:
     """Bytes that one token adds to a key-value cache, over all full-attention layers of a text config."""
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return sum(kind != "linear_attention" for kind in kinds) * 2 * text.num_key_value_heads * head_dim * WEIGHT_BYTES
 
 
-def memory(config, text, parameters: int, trainable: int, prompt: int) -> dict[str, float]:
-    """Bytes of one GPU by use. config is the run's; text the backbone's text config; prompt its length in tokens.
+def memory(config: Config, text: PretrainedConfig, parameters: int, trainable: int, prompt: int) -> dict[str, float]:
+    """Bytes of one GPU by use. text is the backbone's text config, prompt its length in tokens.
 
     Sampling, audit and update follow one another, so the peak is what stays plus the largest of the three.
     """
@@ -72,7 +72,7 @@ def peak(parts: dict[str, float]) -> float:
     return always + max(parts["KV cache of the G answers"], parts["KV cache of the audit"], update)
 
 
-def plan(config) -> str:
+def plan(config: Config) -> str:
     """The plan of a run as text: parameters, token counts of an example, and the memory of one GPU."""
     source = BACKBONES.get(config.backbone, config.backbone)
     model = meta_model(source)
