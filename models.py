@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import copy
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +46,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 import grpo
 from config import InputError, load_config
+
+# PEFT reads an attribute of the model under the name that transformers has given up, once for every adapter.
+warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
 
 TINY = Path(__file__).parent / "assets" / "tiny"
 BACKBONES = {
