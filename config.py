@@ -48,7 +48,6 @@ class Config:
     intervention: str = arg("mean", "what replaces a region's tokens (Eq. 1)", choices=ced.INTERVENTIONS)
     ring: int = arg(2, "how far, in tokens, the neighbours reach whose mean replaces a region (Eq. 1)", least=1)
     max_iou: float = arg(0.05, "largest overlap of a non-evidence box with the evidence")
-    placement_tries: int = arg(100, "random places tried for the K boxes before random tokens stand in", least=0)
     eps_margin: float = arg(0.1, "epsilon of Eq. 3, in nats", above=0)
     tau_g: float = arg(0.2, "gate temperature of Eq. 5", above=0)
     eps_tie: float = arg(0.1, "tie-breaker of Eq. 4")
@@ -109,8 +108,8 @@ def outside(
     return f"one of {', '.join(choices)}" if choices and value not in choices else ""
 
 
-# What the tiny backbone needs otherwise: a run of two minutes. Everything else is the paper's.
-TINY_RECIPE = {"steps": 150, "prompts_per_step": 4, "group_size": 16, "lr": 1e-4, "max_new_tokens": 16}
+# What the tiny backbone needs otherwise: a run of a minute. Everything else is the paper's.
+TINY_RECIPE = {"steps": 60, "prompts_per_step": 4, "group_size": 16, "lr": 1e-3, "max_new_tokens": 16}
 
 
 # ── flags → Config ──────────────────────────────────────────────────────────────────────────────────────────────────

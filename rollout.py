@@ -52,7 +52,7 @@ class Judgement:
     m: Tensor  # (G,) Eq. 3: Answer-CED
     m_cot: Tensor | None  # (G,) Eq. 3 averaged over the response: CoT-CED; None for methods that need no such margin
     masks: Tensor  # (1 + K, N) the audited token regions
-    null_boxes: Tensor  # (≤ K, n, 4) the non-evidence boxes that could be placed
+    null_boxes: Tensor  # (≤ K, n, 4) the boxes of the null regions that have some
 
 
 def seeded(*key: object, device: str | torch.device = "cpu") -> torch.Generator:
@@ -160,10 +160,9 @@ def audit_answers(policy: Policy, group: Group, masks: Tensor, config: Config) -
 
 
 def regions_of(sample: data.Sample, grid: tuple[int, int], config: Config) -> tuple[Tensor, Tensor]:
-    """The audit's token masks (1 + K, N) on a grid, and the non-evidence boxes that could be placed: drawn once a sample."""
+    """The audit's token masks (1 + K, N) on a grid, and the boxes of the null regions that have some: drawn once a sample."""
     where = seeded(config.seed, "regions", sample.id)
-    boxes, tries = torch.tensor(sample.boxes), config.placement_tries
-    return ced.audit_regions(boxes, sample.size, grid, config.k, config.max_iou, tries, where)
+    return ced.audit_regions(torch.tensor(sample.boxes), sample.size, grid, config.k, config.max_iou, where)
 
 
 def judge(policy: Policy, group: Group, config: Config) -> Judgement:

@@ -130,7 +130,9 @@ class Clock:
 
 
 def describe(group: Group, judgement: Judgement, rewards: Tensor) -> dict:
-    """What one group's answers were worth, and the within-group statistics of Table 1 and A.8."""
+    """What one group's answers were worth, the within-group statistics of Table 1 and A.8, and what its null regions were:
+    how many of the K are the evidence moved (`placed`), and their tokens relative to the evidence's (`null_tokens`).
+    """
     constant = bool(rewards.max() == rewards.min())
     return {
         "family": group.sample.family,
@@ -142,6 +144,8 @@ def describe(group: Group, judgement: Judgement, rewards: Tensor) -> dict:
         "non_constant": float(not constant),
         "same_answer_different_reward": float(tells_apart(group.texts, rewards)),
         "inversions": inversions(judgement.correct, rewards),
+        "placed": float(len(judgement.null_boxes)),
+        "null_tokens": float(judgement.masks[1:].sum(-1).float().mean() / judgement.masks[0].sum()),
         "unparsed": float((~judgement.parsed).float().mean()),
         "response_length": float(group.responses.mask.sum(-1).float().mean()),
         "look_share": fmean(map(world.looks, group.texts)),

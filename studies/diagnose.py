@@ -155,7 +155,7 @@ def proposal(study: Study) -> tuple[Rows, Figure]:
     """
     name, seed = "m, nulls off the evidence", study.config.seed
     rows, seen = [], inspect(study, lambda group: audit_proposals(study, group))
-    for kind, _ in proposals(study.samples[0], study.config):
+    for kind, _ in proposals(study.samples[0], study.policy.grid(study.samples[0].size), study.config):
         part = [values[kind] for _, values in seen if kind in values]
         means = {key: stats.mean_of(column(part, key), seed) for key in ("m", "gap", "Pr(s_ev > mean s_non)")}
         cells = against_chance(name, part, seed)
@@ -167,7 +167,7 @@ def proposal(study: Study) -> tuple[Rows, Figure]:
 def audit_proposals(study: Study, group: Group) -> dict | None:
     """What each proposal of a group's sample does, by name; proposals that the image has no place for are left out."""
     values = {}
-    for kind, boxes in proposals(group.sample, study.config):
+    for kind, boxes in proposals(group.sample, group.vision.grid, study.config):
         if boxes is not None and (value := audit_proposal(study, group, boxes)):
             values[kind] = value
     return values or None

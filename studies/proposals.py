@@ -22,23 +22,23 @@ from rollout import seeded
 SHIFTS = (0.1, 0.25, 0.5)  # of the image's short side
 SCALES = (0.5, 0.75, 1.5, 2.0)
 IOUS = (0.9, 0.7, 0.5, 0.3, 0.1)
+DIRECTIONS = 100  # tried for a shift
 BISECTIONS = 20  # halvings of the distance: a thousandth of a pixel
 
 
-def proposals(sample: data.Sample, config: Config) -> Iterator[tuple[str, Tensor | None]]:
-    """The proposals of a sample by name, the true one first."""
+def proposals(sample: data.Sample, grid: tuple[int, int], config: Config) -> Iterator[tuple[str, Tensor | None]]:
+    """The proposals of a sample by name, the true one first; the random box is a null region on the grid (rows, columns)."""
     boxes, short = torch.tensor(sample.boxes, dtype=torch.float64), min(sample.size)
     yield "true box", boxes
     for iou in IOUS:
-        yield f"IoU {iou}", shift_to_iou(boxes, sample.size, iou, config.placement_tries, draw(config, sample, f"IoU {iou}"))
+        yield f"IoU {iou}", shift_to_iou(boxes, sample.size, iou, draw(config, sample, f"IoU {iou}"))
     for share in SHIFTS:
-        moved = shift(boxes, sample.size, share * short, config.placement_tries, draw(config, sample, f"shift {share}"))
+        moved = shift(boxes, sample.size, share * short, draw(config, sample, f"shift {share}"))
         yield f"shifted by {share} of the short side", moved
     for factor in SCALES:
         yield f"scaled x{factor}", scale(boxes, sample.size, factor)
     yield "another object", other_object(sample, draw(config, sample, "object"))
-    place = draw(config, sample, "random")
-    random = ced.non_evidence_boxes(boxes, sample.size, 1, config.max_iou, config.placement_tries, place)
+    _, random = ced.audit_regions(boxes, sample.size, grid, 1, config.max_iou, draw(config, sample, "random"))
     yield "random box", random[0] if len(random) else None
 
 
@@ -47,15 +47,15 @@ def draw(config: Config, sample: data.Sample, name: str) -> torch.Generator:
     return seeded(config.seed, "proposal", name, sample.id)
 
 
-def shift(boxes: Tensor, size: tuple[int, int], distance: float, tries: int, generator: torch.Generator) -> Tensor | None:
+def shift(boxes: Tensor, size: tuple[int, int], distance: float, generator: torch.Generator) -> Tensor | None:
     """The boxes (n, 4) moved by a distance in pixels in the first random direction that keeps them inside the image."""
-    found = (step for step in steps(tries, generator) if reach(boxes, size, step) >= distance)
+    found = (step for step in steps(generator) if reach(boxes, size, step) >= distance)
     return next((boxes + distance * step for step in found), None)
 
 
-def shift_to_iou(boxes: Tensor, size: tuple[int, int], iou: float, tries: int, generator: torch.Generator) -> Tensor | None:
+def shift_to_iou(boxes: Tensor, size: tuple[int, int], iou: float, generator: torch.Generator) -> Tensor | None:
     """The boxes (n, 4) moved in a random direction until the region's IoU with where it was is `iou`, found by bisection."""
-    for step in steps(tries, generator):
+    for step in steps(generator):
         near, far = 0.0, reach(boxes, size, step)
         if region_iou(boxes, boxes + far * step) > iou:
             continue  # the image ends before the overlap is small enough
@@ -66,9 +66,9 @@ def shift_to_iou(boxes: Tensor, size: tuple[int, int], iou: float, tries: int, g
     return None
 
 
-def steps(tries: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """What a box (x, y, width, height) gains by one pixel in a random direction: (cos, sin, 0, 0)."""
-    for angle in 2 * math.pi * torch.rand(tries, generator=generator, dtype=torch.float64):
+def steps(generator: torch.Generator) -> Iterator[Tensor]:
+    """What a box (x, y, width, height) gains by one pixel in a random direction, DIRECTIONS of them: (cos, sin, 0, 0)."""
+    for angle in 2 * math.pi * torch.rand(DIRECTIONS, generator=generator, dtype=torch.float64):
         yield torch.stack([angle.cos(), angle.sin(), 0 * angle, 0 * angle])
 
 
@@ -148,13 +148,13 @@ def nulls_off_evidence(boxes: Tensor, sample: data.Sample, grid: tuple[int, int]
     The pipeline's own nulls avoid the proposal alone. Where a wrong proposal lets one of K = 3 fall on the true evidence, that
     null's support falls, and m = tanh(-1 / sqrt(2)) = -0.61 says more of the null than of the proposal.
     """
-    where, tries = seeded(config.seed, "nulls off the evidence", sample.id), config.placement_tries
+    where = seeded(config.seed, "nulls off the evidence", sample.id)
     proposal, truth = (ced.region_tokens(b, sample.size, grid) for b in (boxes, torch.tensor(sample.boxes)))
     free = ~(proposal | truth)
     if not free.any():
         return None
-    placed = ced.non_evidence_boxes(boxes, sample.size, tries, config.max_iou, tries, where)
-    masks = [ced.region_tokens(b, sample.size, grid) for b in placed]
-    masks = [mask for mask in masks if not (mask & truth).any()][: config.k]
-    masks += [ced.random_tokens(free, int(proposal.sum()), where) for _ in range(config.k - len(masks))]
-    return torch.stack(masks)
+    places = ced.shift_tokens(proposal, ced.non_evidence_shifts(boxes, sample.size, grid, config.max_iou), grid)  # (S, N)
+    places = places[~(places & truth).any(1)]
+    drawn = places[torch.randperm(len(places), generator=where)[: config.k]]
+    stand_ins = [ced.random_tokens(free, int(proposal.sum()), where) for _ in range(config.k - len(drawn))]
+    return torch.stack([*drawn, *stand_ins])

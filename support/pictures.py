@@ -139,7 +139,9 @@ def draw_regions(axis: plt.Axes, example: Example) -> None:
     for boxes, color, style in regions:
         for x, y, w, h in boxes:
             axis.add_patch(Rectangle((x, y), w, h, fill=False, edgecolor=color, linestyle=style, linewidth=2))
-    axis.set_title(f"{sample.family}: {fill(sample.question, width=48)}\nright answer: {sample.answer}", fontsize=9)
+    placed, k = len(example.null_boxes), len(example.masks) - 1
+    nulls = f"null regions: {placed} placed" + (f", {k - placed} of random tokens" if placed < k else "")
+    axis.set_title(f"{sample.family}: {fill(sample.question, width=48)}\nright answer: {sample.answer}; {nulls}", fontsize=9)
     axis.set_axis_off()
 
 

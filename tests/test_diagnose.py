@@ -83,7 +83,7 @@ def test_skewed_noise_is_no_signal_and_a_lifted_evidence_is(statistic, lift, sai
 # ── proposals ──
 def test_proposals_are_what_their_names_say(samples):
     sample = next(s for s in samples if len(s.boxes) == 1)
-    made, truth = dict(proposals.proposals(sample, CONFIG)), torch.tensor(sample.boxes)
+    made, truth = dict(proposals.proposals(sample, (6, 6), CONFIG)), torch.tensor(sample.boxes)
     for iou in proposals.IOUS:
         assert float(ced.box_iou(truth, made[f"IoU {iou}"])) == pytest.approx(iou, abs=1e-4)
     step = made["shifted by 0.25 of the short side"] - truth
@@ -105,7 +105,7 @@ def test_another_object_is_of_another_class(samples):
 
 def test_nulls_off_the_evidence_leave_it_alone(samples, few_proposals):
     for sample in samples[:5]:
-        boxes = dict(proposals.proposals(sample, CONFIG))["random box"]
+        boxes = dict(proposals.proposals(sample, (6, 6), CONFIG))["random box"]
         if boxes is not None:
             masks = proposals.nulls_off_evidence(boxes, sample, (6, 6), CONFIG)
             truth = ced.region_tokens(torch.tensor(sample.boxes), sample.size, (6, 6))

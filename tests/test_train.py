@@ -71,7 +71,7 @@ def test_every_method_moves_the_adapter(samples, tmp_path, method):
     assert (trained(replace(SMALL, method=method, steps=2), samples, tmp_path / "run") - start).abs().max() > 0
     row = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])
     assert {"reward", "r_ans", "margin", "zero_variance", "non_constant", "same_answer_different_reward", "kl", "clip_fraction",
-            "grad_norm", "response_length", "inversions", "seconds"} <= row.keys()  # fmt: skip
+            "grad_norm", "response_length", "inversions", "placed", "null_tokens", "seconds"} <= row.keys()  # fmt: skip
 
 
 def test_more_updates_leave_ratio_one_and_are_clipped(samples, tmp_path):
