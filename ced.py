@@ -90,9 +90,10 @@ def non_evidence_shifts(boxes: Tensor, image_size: tuple[int, int], grid: tuple[
     grid, and with it exactly as many of them. Shifts that differ give token sets that differ.
     """
     boxes, size, (rows, columns) = boxes.double(), torch.tensor(image_size, dtype=torch.float64), grid
-    row, column = region_tokens(boxes, image_size, grid).view(grid).nonzero().unbind(-1)  # of the evidence tokens
-    down, right = torch.arange(-row.min(), rows - row.max()), torch.arange(-column.min(), columns - column.max())
-    shifts = torch.cartesian_prod(down, right)  # (S, 2): all that keep T(Ω_ev) on the grid
+    tokens = region_tokens(boxes, image_size, grid).view(grid).nonzero()  # (row, column) of each evidence token
+    (top, left), (bottom, right) = tokens.amin(0).tolist(), tokens.amax(0).tolist()
+    down, across = torch.arange(-top, rows - bottom), torch.arange(-left, columns - right)
+    shifts = torch.cartesian_prod(down, across)  # (S, 2): all that keep T(Ω_ev) on the grid
     moved = shift_boxes(boxes, shifts, image_size, grid)  # (S, n, 4)
     low, high = moved[..., :2], moved[..., :2] + moved[..., 2:]  # corners, each (S, n, 2)
     inside = ((low >= -EDGE * size) & (high <= (1 + EDGE) * size)).flatten(1).all(1)  # (S,)

@@ -284,7 +284,7 @@ def test_compare_prints_gains_over_the_base(tmp_path, monkeypatch, capsys):
 
 
 def test_a_run_is_compared_with_its_frozen_base(policy, backbone, blind, tmp_path, monkeypatch, capsys):
-    """From the three commands of docs/benchmarks.md: the adapter speaks, and its gain over the base is printed with an interval."""
+    """The three commands of docs/benchmarks.md: the adapter speaks, and its gain over the base has an interval."""
     monkeypatch.chdir(tmp_path)
     write(blind / "piqa", [RAW["piqa"] | {"goal": goal, "sol2": "yes red"} for goal in ("red", "star", "left")])
     ours, base = tmp_path / "runs" / "x", tmp_path / "runs" / "random-base"
