@@ -48,21 +48,21 @@ class Config:
     k: int = arg(3, "K: non-evidence regions of an audit", least=1)
     intervention: str = arg("mean", "what replaces a region's tokens (Eq. 1)", choices=ced.INTERVENTIONS)
     ring: int = arg(2, "how far, in tokens, the neighbours reach whose mean replaces a region (Eq. 1)", least=1)
-    max_iou: float = arg(0.05, "largest overlap of a non-evidence box with the evidence")
+    max_iou: float = arg(0.05, "largest overlap of a non-evidence box with the evidence", least=0, most=1)
     eps_margin: float = arg(0.1, "epsilon of Eq. 3, in nats", above=0)
     tau_g: float = arg(0.2, "gate temperature of Eq. 5", above=0)
-    eps_tie: float = arg(0.1, "tie-breaker of Eq. 4")
+    eps_tie: float = arg(0.1, "tie-breaker of Eq. 4", least=0)
     lam: float = arg(0.1, "lambda: weight of the margin in --method additive")
     r_correct: float = arg(1.0, "R_ans of a right answer")
     r_wrong: float = arg(0.0, "R_ans of a wrong answer")
     # 3 learn
     lr: float = arg(1e-5, "AdamW learning rate", least=0)
-    weight_decay: float = arg(0.01, "AdamW weight decay")
+    weight_decay: float = arg(0.01, "AdamW weight decay", least=0)
     grad_clip: float = arg(1.0, "largest gradient norm", above=0)
     eps_adv: float = arg(1e-4, "epsilon of the group advantage", above=0)
-    beta: float = arg(0.01, "weight of the KL term")
-    clip_low: float = arg(0.2, "ratio is clipped below 1 - clip_low")
-    clip_high: float = arg(0.2, "ratio is clipped above 1 + clip_high")
+    beta: float = arg(0.01, "weight of the KL term", least=0)
+    clip_low: float = arg(0.2, "ratio is clipped below 1 - clip_low", least=0, most=1)
+    clip_high: float = arg(0.2, "ratio is clipped above 1 + clip_high", least=0)
     average: str = arg("response", "mean of each response's mean, or of all tokens", choices=grpo.AVERAGES)
     updates_per_step: int = arg(1, "optimizer updates on each batch of answers", least=1)
     lora_layers: int = arg(4, "LoRA goes on the last so many decoder layers", least=1)
@@ -93,6 +93,8 @@ class Config:
         for f in fields(self):
             if expected := outside(getattr(self, f.name), **{k: v for k, v in f.metadata.items() if k != "help"}):
                 raise InputError(f"{flag(f.name)}: expected {expected}; found {getattr(self, f.name)!r}")
+        if not self.r_correct > self.r_wrong:
+            raise InputError(f"--r-correct: expected more than --r-wrong, {self.r_wrong}; found {self.r_correct}")
         return self
 
 

@@ -150,7 +150,8 @@ def act(args: argparse.Namespace) -> None:
         ask_benchmarks(args.run, args.backbone, args.benchmarks, asking, args.json)
     else:
         scores = evaluate(args.run, args.split, args.prompts)
-        print(json.dumps(scores) if args.json else table(scores))
+        if ranks.rank() == 0:
+            print(json.dumps(scores) if args.json else table(scores))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

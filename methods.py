@@ -12,6 +12,7 @@ Data, steps, seeds, sampling, the router and everything else are those of train.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,8 @@ import data
 from config import Config, InputError
 from related import papo, vppo
 from rollout import Judgement
+
+MARGINS = 2001  # at which a method's pay for a wrong answer is looked at, from -1 to 1
 
 
 class Method(NamedTuple):
@@ -60,8 +63,12 @@ def rewards_of(judgement: Judgement, sample: data.Sample, config: Config) -> Ten
 
 
 def unrouted_rewards(judgement: Judgement, method: str, config: Config) -> Tensor:
-    """R (G,) by the method's formula, whatever the family.
+    """R (G,) by the method's formula, whatever the family. An answer that cannot be found has no margin; it gets the floor."""
+    return torch.where(judgement.parsed, METHODS[method].reward(judgement, config), floor_of(judgement, method, config))
 
-    An answer that cannot be found has no margin; it gets the floor r_wrong − ε_tie, below which no wrong answer falls.
-    """
-    return torch.where(judgement.parsed, METHODS[method].reward(judgement, config), config.r_wrong - config.eps_tie)
+
+def floor_of(judgement: Judgement, method: str, config: Config) -> float:
+    """What an unreadable answer earns: r_wrong − ε_tie or, if that is less, the least that the method pays a wrong one."""
+    m = torch.linspace(-1, 1, MARGINS)
+    wrong = replace(judgement, r_ans=torch.full_like(m, config.r_wrong), m=m, m_cot=m)
+    return min(config.r_wrong - config.eps_tie, float(METHODS[method].reward(wrong, config).min()))

@@ -133,6 +133,8 @@ class Policy:
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, image_processor: Qwen2VLImageProcessorPil
     ) -> None:
         self.model, self.tokenizer, self.image_processor = model.eval().requires_grad_(False), tokenizer, image_processor
+        if model.lm_head.bias is not None:
+            raise InputError("--backbone: expected a language head without a bias; `TokenLogProb` knows none")
         self.trunk, self.head = model.model, model.lm_head  # adapters are injected in place, so these stay valid
         self.adapter: PeftModel | None = None
         self.device = model.device

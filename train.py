@@ -36,7 +36,7 @@ from methods import method_of, rewards_of
 from models import Policy
 from rollout import Group, Judgement, judge, measure, sample_group, sample_groups, seeded
 from support import pictures, ranks
-from support.checkpoint import Interruption, claim, cut_log, load_state, save_state, write_whole
+from support.checkpoint import CHECKPOINT, Interruption, claim, cut_log, load_state, save_state, write_whole
 from support.plan import plan
 from toy import world
 
@@ -248,9 +248,10 @@ def count_bad_steps(row: dict, before: int, out: Path) -> int:
     if not row["skipped"]:
         return 0
     if before + 1 == MAX_BAD_STEPS:
+        kept = f"The last checkpoint in {out} is kept. " if (out / CHECKPOINT).is_file() else ""
         raise InputError(
-            f"step {row['step']}: the loss or gradient was not finite {MAX_BAD_STEPS} steps in a row. The last checkpoint in "
-            f"{out} is kept, and its weights are those of the last good step. A lower --lr may help."
+            f"step {row['step']}: the loss or gradient was not finite {MAX_BAD_STEPS} steps in a row. {kept}"
+            "A lower --lr may help."
         )
     return before + 1
 
@@ -271,13 +272,12 @@ def run(config: Config, resume: bool, stop_after: int | None = None) -> None:
     out, policy = Path(config.out), load_trainable(config)
     with tempfile.TemporaryDirectory() as scratch:
         samples, held_out = load_samples(config, policy, Path(scratch), quiet=ranks.rank() > 0)
+        if not resume:
+            ranks.first(lambda: claim(out, config))
         if ranks.rank() == 0:
-            if not resume:
-                claim(out, config)
             trainable = sum(p.numel() for p in policy.adapter.parameters() if p.requires_grad)
             print(f"{config.backbone}: {trainable:,} trainable parameters; writing to {out}")
-        with policy.reference():
-            before = measure(policy, held_out, config, "before")
+        before = measure_base(policy, held_out, config, out)
         if not train(policy, samples, config, out, stop_after):
             if ranks.rank() == 0:
                 print(f"stopped; continue with --resume {out}")
@@ -285,6 +285,19 @@ def run(config: Config, resume: bool, stop_after: int | None = None) -> None:
         after = measure(policy, held_out, config, "after")
         if ranks.rank() == 0:
             finish_run(policy, samples, config, out, before, after)
+
+
+def measure_base(policy: Policy, held_out: dict[str, list[data.Sample]], config: Config, out: Path) -> dict:
+    """The frozen base's scores on every rank, measured once a run: a run that goes on reads what it has written down."""
+    path = out / "before.json"
+    (known,) = ranks.gather([json.loads(path.read_text()) if ranks.rank() == 0 and path.is_file() else None])[:1]
+    if known is not None:
+        return known
+    with policy.reference():
+        before = measure(policy, held_out, config, "before")
+    if ranks.rank() == 0:
+        write_whole(path, json.dumps(before).encode())
+    return before
 
 
 def finish_run(policy: Policy, samples: list[data.Sample], config: Config, out: Path, before: dict, after: dict) -> None:

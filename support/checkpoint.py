@@ -69,7 +69,7 @@ def load_state(out: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> t
     if path is None:
         return 0, 0, 0
     try:
-        state = torch.load(path, map_location=policy.device, weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)  # AdamW's step counts stay there
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
         before = path.name == CHECKPOINT and (out / PREVIOUS).is_file()
         advice = f"remove it to continue from {out / PREVIOUS}" if before else "there is none before it"

@@ -15,6 +15,10 @@ from torch import nn
 from config import InputError
 
 
+class Told(InputError):
+    """Wrong input that another rank has met and tells of."""
+
+
 def start() -> str:
     """Joins the process group if torchrun started this process. Returns this rank's device."""
     local = int(os.environ.get("LOCAL_RANK", 0))
@@ -36,6 +40,8 @@ def command(name: str, action: Callable[[], int | None]) -> int:
     """Runs what a program does and leaves the process group: its status (None is 0), or 2 with a message for wrong input."""
     try:
         return action() or 0
+    except Told:
+        return 2
     except InputError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
@@ -65,6 +71,18 @@ def gather(items: Sequence) -> list:
     parts: list = [None] * world()
     dist.all_gather_object(parts, list(items))
     return [parts[i % world()][i // world()] for i in range(sum(map(len, parts)))]
+
+
+def first(action: Callable[[], object]) -> None:
+    """Does something on rank 0 alone. What is wrong input there ends every rank, so that none waits for another."""
+    error = None
+    if rank() == 0:
+        try:
+            action()
+        except InputError as wrong:
+            error = wrong
+    if anyone(error is not None):
+        raise error or Told
 
 
 def anyone(flag: bool) -> bool:

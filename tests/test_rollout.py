@@ -11,7 +11,7 @@ import ced
 import data
 import rollout
 from config import Config
-from methods import rewards_of
+from methods import METHODS, rewards_of, unrouted_rewards
 from models import Vision
 
 CONFIG = Config(**{"group_size": 8, "max_new_tokens": 16})
@@ -121,3 +121,18 @@ def test_no_wrong_answer_falls_below_an_unreadable_one(samples, method, r_wrong)
 def test_vision_keeps_its_grid_when_edited(tiny_policy, samples):
     vision = tiny_policy.encode(data.open_image(samples[0].image))
     assert isinstance(vision.edited(vision.features), Vision) and vision.grid == (6, 6) and len(vision.features) == 2
+
+
+# ── the floor ──
+@pytest.mark.parametrize("r_wrong", [-0.25, 0.0, 0.5])
+@pytest.mark.parametrize("lam, eps_tie", [(0.1, 0.1), (0.4, 0.05), (0.0, 0.0)])
+@pytest.mark.parametrize("method", METHODS)
+def test_no_wrong_answer_falls_below_an_unreadable_one(method, r_wrong, lam, eps_tie):
+    """Whatever its margin, and whatever the weights."""
+    m = torch.rand(500, generator=rollout.seeded("floor")) * 2 - 1
+    wrong, none = torch.full_like(m, r_wrong), torch.zeros(500, dtype=torch.bool)
+    judgement = rollout.Judgement(wrong, none, ~none, ~none, m[None], m, m, none[None], m)
+    config = replace(CONFIG, lam=lam, eps_tie=eps_tie, r_wrong=r_wrong)
+    paid = unrouted_rewards(judgement, method, config)
+    unread = unrouted_rewards(replace(judgement, parsed=none), method, config)
+    assert (unread == unread[0]).all() and unread[0] <= paid.min() + 1e-6

@@ -162,6 +162,10 @@ def test_tiny_brings_its_recipe_and_flags_override_it():
         (["--lora-layers", "9"], "--lora-layers: LoRA on the last 9 decoder layers: the model has 4"),
         (["--resume", "nowhere"], "nowhere/config.json: expected the configuration of a run"),
         (["--steps", "many"], "--steps"),
+        (["--r-correct", "0"], "--r-correct: expected more than --r-wrong, 0.0; found 0.0"),
+        (["--clip-low", "-0.1"], "--clip-low: expected at least 0; found -0.1"),
+        (["--beta", "-1"], "--beta: expected at least 0; found -1.0"),
+        (["--eps-tie", "-1"], "--eps-tie: expected at least 0; found -1.0"),
     ],
 )
 def test_bad_input_ends_with_two_and_leaves_nothing(tmp_path, monkeypatch, capsys, small_world, flags, message):
@@ -190,7 +194,8 @@ def test_the_whole_command(tmp_path, monkeypatch, capsys, small_world):
     flags = ["--steps", "1", "--eval-prompts", "1", "--eval-group", "2", "--group-size", "4"]
     assert train.main(flags) == 0
     out, text = Path("runs/tiny-answer-ced-0"), capsys.readouterr().out
-    files = ("config.json", "log.jsonl", "state.pt", "adapter", "results.json", "learning_curves.png", "audit_sheet.png")
+    files = ("config.json", "before.json", "log.jsonl", "state.pt", "adapter", "results.json", "learning_curves.png")
+    files = (*files, "audit_sheet.png")
     assert {p.name for p in out.iterdir()} == set(files)
     assert "| conflict | all |" in text and "--prompts-per-step 4" in text and f"--steps {TINY_RECIPE['steps']}" not in text
 
