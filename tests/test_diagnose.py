@@ -17,7 +17,7 @@ from studies import diagnose, proposals
 from studies.diagnose import DIAGNOSTICS, markdown
 from studies.study import Study, against_chance, beats_each, beats_mean, relabelled, verdicts
 from support import stats
-from train import load_samples
+from support.questions import load_samples
 
 CONFIG = Config(group_size=2, max_new_tokens=16, eval_prompts=2)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-# From the ground up. A name is a file of the root or a room, that is, a folder; it may import what is on its own floor and below.
+# From the ground up. A name is a file of the root or a room, that is, a folder; each may import what is on its floor and below.
 FLOORS = (
     "ced grpo answers attribution",  # leaves: they import nothing of ours
     "config",
