@@ -42,6 +42,7 @@ class Config:
     temperature: float = arg(1.0, "of sampling; old, new and reference log-probabilities use the same", above=0)
     max_new_tokens: int = arg(128, "longest response, in tokens", least=1)
     thinking: bool = arg(True, "let a backbone that can (Qwen3.5) open its own <think> in the prompt")
+    sample_rows: int = arg(128, "answers sampled at a time, of several prompts together: less memory, same answers", least=0)
     max_prompt_tokens: int = arg(4096, "longest prompt, image tokens included; longer ones are refused, never cut")
     # 2 judge
     k: int = arg(3, "K: non-evidence regions of an audit", least=1)

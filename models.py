@@ -120,6 +120,11 @@ class Responses:
     log_probs: Tensor  # (G, T) float32 log π of each token at the sampling temperature
     unit_log_probs: Tensor  # (G, T) the same at temperature 1, that of the audit
 
+    def split(self, group_size: int) -> list["Responses"]:
+        """The responses of each prompt, cut after the longest of them."""
+        parts = zip(*(x.split(group_size) for x in (self.ids, self.mask, self.log_probs, self.unit_log_probs)))
+        return [Responses(*(x[:, : int(part[1].sum(-1).max())] for x in part)) for part in parts]
+
 
 class Policy:
     """A vision-language model with its tokenizer and image processor. Always in eval mode: there is no dropout."""
@@ -247,14 +252,17 @@ class Policy:
         return first if ids.shape[1] == 1 else torch.cat([first, self.step(branch, ids[:, :-1], 0)], dim=1)
 
     def sample(
-        self, prefix: Prefix, group_size: int, max_new_tokens: int, temperature: float, generator: torch.Generator | None
+        self, prefix: Prefix, group_size: int, max_new_tokens: int, temperature: float, generators: Sequence[torch.Generator]
     ) -> Responses:
-        """group_size continuations of each row, (R · group_size, T), of at most max_new_tokens; temperature 0 is greedy."""
+        """group_size continuations of each row, (R · group_size, T), of at most max_new_tokens; temperature 0 is greedy.
+
+        generators: one for each of the R rows, so that what a row draws does not depend on the others; none if it is greedy.
+        """
         rows = len(prefix.hidden) * group_size
         ids = torch.full((rows, max_new_tokens), self.pad_id, device=self.device)
         log_probs = torch.zeros(2, *ids.shape, device=self.device)  # at the sampling temperature, and at 1
         with torch.inference_mode():
-            for t, live, token, log_p in self._draw(prefix, group_size, max_new_tokens, temperature, generator):
+            for t, live, token, log_p in self._draw(prefix, group_size, max_new_tokens, temperature, generators):
                 ids[live, t], log_probs[:, live, t] = token, log_p
         mask = grpo.response_mask(ids, self.eos_ids)
         longest = int(mask.sum(-1).max())
@@ -262,7 +270,7 @@ class Policy:
         return Responses(ids, mask[:, :longest], *log_probs)
 
     def _draw(
-        self, prefix: Prefix, group_size: int, max_new_tokens: int, temperature: float, generator: torch.Generator | None
+        self, prefix: Prefix, group_size: int, max_new_tokens: int, temperature: float, generators: Sequence[torch.Generator]
     ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
         """Position by position: t, the rows that are drawn (n,), their tokens (n,), and log π of these (2, n), at temperature
         and at 1.
@@ -271,14 +279,15 @@ class Policy:
         own random numbers, so that nothing depends on who else is there.
         """
         live = torch.arange(len(prefix.hidden) * group_size, device=self.device)
-        everyone, ended, branch = len(live), torch.zeros_like(live, dtype=torch.bool), prefix.fork(live // group_size)
+        ended, branch = torch.zeros_like(live, dtype=torch.bool), prefix.fork(live // group_size)
         hidden = branch.hidden
         for t in range(max_new_tokens):
             logits = self.head(hidden).float()  # (n, V)
             unit = logits.log_softmax(-1)
             log_p = unit if temperature in (0, 1) else (logits / temperature).log_softmax(-1)
             if temperature:
-                token = draw(log_p, torch.rand(everyone, generator=generator, device=self.device)[live])
+                u = [torch.rand(group_size, generator=generator, device=self.device) for generator in generators]
+                token = draw(log_p, torch.cat(u)[live])
             else:
                 token = log_p.argmax(-1)
             yield t, live, token, torch.stack([x.gather(1, token[:, None])[:, 0] for x in (log_p, unit)])

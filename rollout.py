@@ -8,7 +8,7 @@ Numbers come from `config.Config`.
 import hashlib
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -62,11 +62,28 @@ def seeded(*key: object, device: str | torch.device = "cpu") -> torch.Generator:
 
 
 # ── 1 sample ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def sample_groups(
+    policy: Policy, samples: Sequence[data.Sample], config: Config, group_size: int, generators: Sequence[torch.Generator]
+) -> Iterator[Group]:
+    """group_size answers of the policy to each sample, at config's temperature and length limit, `sample_rows` at a time.
+
+    Prompts that are sampled together are padded on the left. Each has its own random numbers, so its answers are those that it
+    gets alone; their log π differ by rounding.
+    """
+    together = max(1, config.sample_rows // group_size)  # prompts
+    for start in range(0, len(samples), together):
+        part, draws = samples[start : start + together], generators[start : start + together]
+        asked = [ask(policy, sample, config) for sample in part]
+        with torch.inference_mode():
+            prefix = policy.read_batch([(prompt, [vision]) for vision, prompt in asked])
+        responses = policy.sample(prefix, group_size, config.max_new_tokens, config.temperature, draws)
+        for row, (sample, own) in enumerate(zip(part, responses.split(group_size))):
+            yield group_of(policy, sample, *asked[row], prefix.fork(torch.tensor([row], device=policy.device)), own)
+
+
 def sample_group(policy: Policy, sample: data.Sample, config: Config, group_size: int, generator: torch.Generator) -> Group:
-    """group_size answers of the policy to one sample, at config's temperature and length limit."""
-    asked = ask(policy, sample, config)
-    responses = policy.sample(asked[-1], group_size, config.max_new_tokens, config.temperature, generator)
-    return group_of(policy, sample, asked, responses)
+    """group_size answers of the policy to one sample."""
+    return next(sample_groups(policy, [sample], config, group_size, [generator]))
 
 
 def given_group(policy: Policy, sample: data.Sample, texts: Sequence[str], config: Config) -> Group:
@@ -74,25 +91,28 @@ def given_group(policy: Policy, sample: data.Sample, texts: Sequence[str], confi
     rows = [policy.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"][0] for text in texts]
     ids = pad_sequence(rows, batch_first=True, padding_value=policy.pad_id).to(policy.device)  # (G, T)
     mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).bool().to(policy.device)
-    asked = ask(policy, sample, config)
+    vision, prompt = ask(policy, sample, config)
     with torch.inference_mode():
-        log_probs = policy.log_probs(asked[-1], ids, 1.0, mask)[0]
-    return group_of(policy, sample, asked, Responses(ids, mask, log_probs, log_probs))
+        prefix = policy.read(prompt, vision)
+        log_probs = policy.log_probs(prefix, ids, 1.0, mask)[0]
+    return group_of(policy, sample, vision, prompt, prefix, Responses(ids, mask, log_probs, log_probs))
 
 
-def ask(policy: Policy, sample: data.Sample, config: Config) -> tuple[Vision, Tensor, Prefix]:
-    """What the policy sees of the sample's image, the prompt (P,) that asks its question, and the prompt as it was read."""
+def ask(policy: Policy, sample: data.Sample, config: Config) -> tuple[Vision, Tensor]:
+    """What the policy sees of the sample's image, and the prompt (P,) that asks its question."""
     vision = policy.encode(data.open_image(sample.image))
-    prompt = policy.prompt(sample.question, vision.features[0].shape[1], config.thinking)
-    with torch.inference_mode():
-        return vision, prompt, policy.read(prompt, vision)
+    return vision, policy.prompt(sample.question, vision.features[0].shape[1], config.thinking)
 
 
-def group_of(policy: Policy, sample: data.Sample, asked: tuple[Vision, Tensor, Prefix], responses: Responses) -> Group:
+def group_of(
+    policy: Policy, sample: data.Sample, vision: Vision, prompt: Tensor, prefix: Prefix, responses: Responses
+) -> Group:
     """The group of these responses, decoded, with their answers found."""
-    rows = [ids[mask].tolist() for ids, mask in zip(responses.ids, responses.mask)]
+    lengths = responses.mask.sum(-1).tolist()
+    rows = [ids[:length] for ids, length in zip(responses.ids.tolist(), lengths)]
     texts = [policy.decode(row) for row in rows]
-    return Group(sample, *asked, responses, texts, [answers.answer_span(row, policy.decode) for row in rows])
+    spans = [answers.answer_span(row, policy.decode) for row in rows]
+    return Group(sample, vision, prompt, prefix, responses, texts, spans)
 
 
 # ── 2 judge ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -196,9 +216,10 @@ def measure(policy: Policy, splits: dict[str, list[data.Sample]], config: Config
     total = sum(len(ranks.share(samples)) for samples in chosen.values())
     with tqdm(total=total, desc=f"evaluating {name}", disable=ranks.rank() > 0) as bar:
         for split, samples in chosen.items():
-            rows = []
-            for sample in ranks.share(samples):
-                rows.append((sample.family, measure_one(policy, sample, config)))
+            rows, mine = [], ranks.share(samples)
+            draws = [seeded(config.seed, "evaluate", s.id, device=policy.device) for s in mine]
+            for group in sample_groups(policy, mine, config, config.eval_group, draws):
+                rows.append((group.sample.family, score_of(policy, group, config)))
                 bar.update()
             by_family = defaultdict(list)
             for family, row in ranks.gather(rows):
@@ -208,10 +229,8 @@ def measure(policy: Policy, splits: dict[str, list[data.Sample]], config: Config
     return scores
 
 
-def measure_one(policy: Policy, sample: data.Sample, config: Config) -> tuple[float, float, float]:
-    """Accuracy, share of look chains and mean margin of config.eval_group sampled answers to one question."""
-    draw = seeded(config.seed, "evaluate", sample.id, device=policy.device)
-    group = sample_group(policy, sample, config, config.eval_group, draw)
+def score_of(policy: Policy, group: Group, config: Config) -> tuple[float, float, float]:
+    """Accuracy, share of look chains and mean margin of the answers to one question."""
     judgement = judge(policy, group, config)
     margin = float(judgement.m[judgement.audited].mean()) if judgement.audited.any() else 0.0
     return float(judgement.correct.float().mean()), fmean(map(world.looks, group.texts)), margin

@@ -34,7 +34,7 @@ from answers import answer_text
 from config import Config, InputError, add_config_flags, configure, flag, recipe_of, resumed
 from methods import method_of, rewards_of
 from models import Policy
-from rollout import Group, Judgement, judge, measure, sample_group, seeded
+from rollout import Group, Judgement, judge, measure, sample_group, sample_groups, seeded
 from support import pictures, ranks
 from support.checkpoint import Interruption, claim, cut_log, load_state, save_state, write_whole
 from support.plan import plan
@@ -84,7 +84,7 @@ def train_step(
     clock, mine = Clock(), ranks.share(samples)
     with clock("sample"):  # 1
         draws = [seeded(config.seed, "sample", step, s.id, device=policy.device) for s in mine]
-        groups = [sample_group(policy, s, config, config.group_size, d) for s, d in zip(mine, draws)]
+        groups = list(sample_groups(policy, mine, config, config.group_size, draws))
     with clock("judge"):  # 2
         judgements = [judge(policy, group, config) for group in groups]
         rewards = [rewards_of(j, g.sample, config) for j, g in zip(judgements, groups)]

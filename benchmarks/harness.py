@@ -102,7 +102,7 @@ def respond(policy: Policy, rows: Sequence[Row], asking: Asking) -> list:
         return [policy.likelihoods(tasks.continuations(row)) for row in rows]
     prompts = [prompt_of(policy, row, asking) for row in rows]
     with torch.inference_mode():
-        responses = policy.sample(policy.read_batch(prompts), 1, asking.max_new_tokens, 0.0, None)
+        responses = policy.sample(policy.read_batch(prompts), 1, asking.max_new_tokens, 0.0, ())
     said = responses.mask & ~torch.isin(responses.ids, policy.eos_ids)
     texts = [policy.decode(ids[own]).strip() for ids, own in zip(responses.ids, said)]
     # A template may open <think> in the prompt. Without it, reasoning that was cut off would pass for an answer.

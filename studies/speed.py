@@ -156,7 +156,7 @@ def parts(bench: Bench) -> dict[str, Callable[[], object]]:
     return {
         "encode": lambda: policy.encode(image),
         "read": read,
-        "sample": lambda: policy.sample(group.prefix, config.group_size, config.max_new_tokens, config.temperature, draw),
+        "sample": lambda: policy.sample(group.prefix, config.group_size, config.max_new_tokens, config.temperature, [draw]),
         "audit": lambda: rollout.audit_answers(policy, group, bench.masks, config),
         "reference": reference,
         "update": lambda: train.log_probs_of(policy, group, everyone, config).mean().backward(),

@@ -57,7 +57,7 @@ def memory(config: Config, text: PretrainedConfig, parameters: int, trainable: i
     return {
         "weights": parameters * WEIGHT_BYTES,
         "LoRA, gradients and optimizer": trainable * TRAINABLE_BYTES,
-        "KV cache of the G answers": config.group_size * length * per_token,
+        "KV cache of sampling": max(config.group_size, config.sample_rows) * length * per_token,
         "KV cache of the audit": (versions * prompt + audit_rows * length) * per_token,
         "KV cache of the update": images * (prompt + update_rows * length) * per_token,
         "logits of one chunk": 2 * LOGIT_CHUNK * text.vocab_size * 4,
@@ -69,7 +69,7 @@ def peak(parts: dict[str, float]) -> float:
     """Bytes at the worst moment: what is always there, and the heaviest of sampling, audit and update."""
     always = parts["weights"] + parts["LoRA, gradients and optimizer"] + parts["logits of one chunk"]
     update = parts["KV cache of the update"] + parts["activations of the update"]
-    return always + max(parts["KV cache of the G answers"], parts["KV cache of the audit"], update)
+    return always + max(parts["KV cache of sampling"], parts["KV cache of the audit"], update)
 
 
 def plan(config: Config) -> str:

@@ -24,7 +24,8 @@ def answers_on_conflict(world, tiny_policy):
         batch = samples[start : start + 32]
         with torch.inference_mode():
             prefix = tiny_policy.read_batch([(tiny_policy.prompt(s.question, 36), [visions[s.image]]) for s in batch])
-        responses = tiny_policy.sample(prefix, 8, TINY_RECIPE["max_new_tokens"], 1.0, rollout.seeded("tiny", start))
+        draws = [rollout.seeded("tiny", start + b) for b in range(len(batch))]
+        responses = tiny_policy.sample(prefix, 8, TINY_RECIPE["max_new_tokens"], 1.0, draws)
         for i, (ids, mask) in enumerate(zip(responses.ids, responses.mask)):
             sample, text = batch[i // 8], tiny_policy.decode(ids[mask])
             found[sample.family].append((looks(text), is_correct(text, sample.answer, sample.kind)))

@@ -232,9 +232,9 @@ def test_real_templates_place_images_and_batches_answer_as_singles(directory, sh
         image = "<|vision_start|>IMAGE<|vision_end|>"
         assert f"See{image}and then{image}Which is larger?<|im_end|>" in text
         assert [len(visions) for _, visions in prompts] == [2, 0, 1]
-        batch = shared.sample(shared.read_batch(prompts), 1, 5, 0.0, None)
+        batch = shared.sample(shared.read_batch(prompts), 1, 5, 0.0, ())
         for b, prompt in enumerate(prompts):
-            alone = shared.sample(shared.read_batch([prompt]), 1, 5, 0.0, None)
+            alone = shared.sample(shared.read_batch([prompt]), 1, 5, 0.0, ())
             assert torch.equal(batch.ids[b, : alone.ids.shape[1]], alone.ids[0])
 
 

@@ -103,7 +103,7 @@ def test_reasoning_that_is_cut_off_is_no_answer():
     rows = to_rows("vlmsareblind", [RAW["vlmsareblind"] | {"image": Image.new("RGB", (32, 32))}])
     policy.tokenizer.chat_template += "<think>\n"
     (thought,) = harness.respond(policy, rows, Asking(max_new_tokens=3))
-    spoken = policy.sample(policy.read_batch([harness.prompt_of(policy, rows[0], Asking())]), 1, 3, 0.0, None).ids[0]
+    spoken = policy.sample(policy.read_batch([harness.prompt_of(policy, rows[0], Asking())]), 1, 3, 0.0, ()).ids[0]
     assert thought == "<think>" + policy.decode(spoken)
     assert tasks.judge(BENCHMARKS["vlmsareblind"], rows[0], "<think>4")["value"] is None
 

@@ -35,6 +35,24 @@ def test_seeds_are_functions_of_their_key():
     assert draws[0] == draws[1] and len(set(draws)) == 3
 
 
+def test_prompts_sampled_together_get_the_answers_they_get_alone(tiny_policy, samples):
+    """Prompts of five lengths, padded; chunks of two prompts; log π to rounding. The padded prompt audits as the bare one."""
+    mixed = [first(samples, family) for family in data.FAMILIES] + [samples[-1]]
+    draws = lambda: [rollout.seeded("together", s.id) for s in mixed]  # noqa: E731
+    alone = [rollout.sample_group(tiny_policy, s, CONFIG, 8, d) for s, d in zip(mixed, draws())]
+    assert len({len(group.prompt) for group in alone}) > 2
+    for rows in (40, 16):
+        config = replace(CONFIG, sample_rows=rows)
+        groups = list(rollout.sample_groups(tiny_policy, mixed, config, 8, draws()))
+        for one, own in zip(groups, alone):
+            assert one.sample is own.sample and one.texts == own.texts and torch.equal(one.responses.ids, own.responses.ids)
+            for name in ("log_probs", "unit_log_probs"):
+                torch.testing.assert_close(getattr(one.responses, name), getattr(own.responses, name), atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                rollout.judge(tiny_policy, one, config).m, rollout.judge(tiny_policy, own, config).m, atol=1e-4, rtol=0
+            )
+
+
 def test_sensitivities_equal_the_naive_difference(tiny_policy, samples):
     """Eq. 2 from pixels: the audit's clean pass is transformers' own forward, and every edited row its own forward."""
     sample = first(samples, "attribute")
