@@ -43,3 +43,28 @@ def tiny_policy():
     from models import Policy
 
     return Policy.load("tiny")
+
+
+@pytest.fixture(scope="session")
+def samples(world, tiny_policy):
+    """The questions of the consistent split."""
+    import data
+
+    return data.load(world["consistent"], tiny_policy.grid, 0.005, 0.6, 2)[0]
+
+
+@pytest.fixture
+def few_proposals(monkeypatch):
+    """For time."""
+    from studies import proposals
+
+    for name, values in {"IOUS": (0.5,), "SHIFTS": (), "SCALES": ()}.items():
+        monkeypatch.setattr(proposals, name, values)
+
+
+@pytest.fixture
+def few_resamples(monkeypatch):
+    """For time."""
+    from support import stats
+
+    monkeypatch.setattr(stats, "RESAMPLES", 100)
