@@ -68,3 +68,20 @@ def few_resamples(monkeypatch):
     from support import stats
 
     monkeypatch.setattr(stats, "RESAMPLES", 100)
+
+
+@pytest.fixture(scope="session")
+def policy():
+    """A random Qwen2.5-VL. Tests must leave it as it is."""
+    from helpers import random_policy
+
+    return random_policy("qwen2_5_vl")
+
+
+@pytest.fixture(scope="session")
+def backbone(policy, tmp_path_factory) -> Path:
+    """The same policy as a directory, for the command line."""
+    out = tmp_path_factory.mktemp("backbone") / "random"
+    for part in (policy.model, policy.tokenizer, policy.image_processor):
+        part.save_pretrained(out)
+    return out
