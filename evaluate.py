@@ -23,7 +23,8 @@ from config import Config, InputError, flag, load_config
 from rollout import measure
 from studies import comparison
 from support import ranks
-from train import load_policy, load_samples
+from support.questions import load_samples
+from train import load_policy
 
 
 def evaluate(run: Path, split: str | None, prompts: int | None) -> dict[str, dict[str, dict]]:

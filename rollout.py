@@ -6,10 +6,12 @@ Numbers come from `config.Config`.
 """
 
 import hashlib
+import json
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 
 import torch
@@ -23,6 +25,7 @@ import data
 from config import Config
 from models import Policy, Prefix, Responses, Vision
 from support import ranks
+from support.checkpoint import write_whole
 from support.stats import wilson
 from toy import world
 
@@ -227,6 +230,19 @@ def measure(policy: Policy, splits: dict[str, list[data.Sample]], config: Config
             families = {family: summary(values) for family, values in by_family.items()}
             scores[split] = families | {"all": average(list(families.values()))}
     return scores
+
+
+def measure_base(policy: Policy, splits: dict[str, list[data.Sample]], config: Config, out: Path) -> dict:
+    """The frozen base's scores on every rank, measured once a run: a run that goes on reads what it has written down."""
+    path = out / "before.json"
+    (known,) = ranks.gather([json.loads(path.read_text()) if ranks.rank() == 0 and path.is_file() else None])[:1]
+    if known is not None:
+        return known
+    with policy.reference():
+        before = measure(policy, splits, config, "before")
+    if ranks.rank() == 0:
+        write_whole(path, json.dumps(before).encode())
+    return before
 
 
 def score_of(policy: Policy, group: Group, config: Config) -> tuple[float, float, float]:

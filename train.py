@@ -34,10 +34,11 @@ from answers import answer_text
 from config import Config, InputError, add_config_flags, configure, flag, recipe_of, resumed
 from methods import method_of, rewards_of
 from models import Policy
-from rollout import Group, Judgement, judge, measure, sample_group, sample_groups, seeded
+from rollout import Group, Judgement, judge, measure, measure_base, sample_group, sample_groups, seeded
 from support import pictures, ranks
 from support.checkpoint import CHECKPOINT, Interruption, claim, cut_log, load_state, save_state, write_whole
 from support.plan import plan
+from support.questions import load_samples
 from toy import world
 
 MAX_BAD_STEPS = 5  # in a row, of a gradient that is not finite, before a run gives up
@@ -60,16 +61,9 @@ def learn(policy: Policy, group: Group, judgement: Judgement, rewards: Tensor, c
         current = log_probs_of(policy, group, rows, config)
         old = responses.log_probs[rows] if update else current.detach()  # on-policy, the ratio is exactly 1
         loss, stat = grpo.grpo_loss(
-            current,
-            old,
-            reference,
-            advantages[rows],
-            shares[rows],
-            config.clip_low,
-            config.clip_high,
-            config.beta,
-            weights[rows],
-        )
+            current, old, reference, advantages[rows], shares[rows],
+            config.clip_low, config.clip_high, config.beta, weights[rows],
+        )  # fmt: skip
         if method.extra_loss:
             loss = loss + method.extra_loss(policy, group, rows, current, shares[rows], config)
         (loss / n).backward()
@@ -183,39 +177,6 @@ def load_policy(config: Config) -> Policy:
     return Policy.load(config.backbone, device, torch.bfloat16 if device.startswith("cuda") else torch.float32)
 
 
-def load_samples(
-    config: Config, policy: Policy, scratch: Path, quiet: bool = False
-) -> tuple[list[data.Sample], dict[str, list[data.Sample]]]:
-    """Training samples, and the held-out splits by name. The toy world is drawn into scratch. Prints every count."""
-    filters = (policy.grid, config.min_area, config.max_area, config.min_tokens)
-    if config.data == "toy":
-        folders = world.draw_world(scratch, seed=0)
-        splits = {name: data.load(folder, *filters) for name, folder in folders.items()}
-        counts = splits["train"][1]
-        splits = {name: samples for name, (samples, _) in splits.items()}
-    else:
-        samples, counts = data.load(Path(config.data), *filters)
-        splits = data.by_split(samples)
-    for samples in splits.values():
-        check_prompts(policy, samples, config)
-    if not quiet:
-        print("data:", *(f"  {name}: {n}" for name, n in counts.items()), sep="\n")
-        print("  samples:", ", ".join(f"{len(samples)} {name}" for name, samples in splits.items()))
-    return splits.pop("train"), splits
-
-
-def check_prompts(policy: Policy, samples: Sequence[data.Sample], config: Config) -> None:
-    """Raises InputError for a prompt longer than config.max_prompt_tokens: its image span is never cut."""
-    distinct = {(s.question, math.prod(policy.grid(s.size))): s for s in samples}
-    for (question, n_visual), sample in distinct.items():
-        length = len(policy.prompt(question, n_visual, config.thinking))
-        if length > config.max_prompt_tokens:
-            raise InputError(
-                f"{sample.image}: its prompt has {length} tokens, {n_visual} of them visual; --max-prompt-tokens allows "
-                f"{config.max_prompt_tokens}, and an image is never cut"
-            )
-
-
 def train(policy: Policy, samples: list[data.Sample], config: Config, out: Path, stop_after: int | None = None) -> bool:
     """The loop, from the last checkpoint in `out` (or from step 0) to config.steps. Returns whether it got there: an
     interruption, or stop_after, ends it after a step, with a checkpoint.
@@ -285,19 +246,6 @@ def run(config: Config, resume: bool, stop_after: int | None = None) -> None:
         after = measure(policy, held_out, config, "after")
         if ranks.rank() == 0:
             finish_run(policy, samples, config, out, before, after)
-
-
-def measure_base(policy: Policy, held_out: dict[str, list[data.Sample]], config: Config, out: Path) -> dict:
-    """The frozen base's scores on every rank, measured once a run: a run that goes on reads what it has written down."""
-    path = out / "before.json"
-    (known,) = ranks.gather([json.loads(path.read_text()) if ranks.rank() == 0 and path.is_file() else None])[:1]
-    if known is not None:
-        return known
-    with policy.reference():
-        before = measure(policy, held_out, config, "before")
-    if ranks.rank() == 0:
-        write_whole(path, json.dumps(before).encode())
-    return before
 
 
 def finish_run(policy: Policy, samples: list[data.Sample], config: Config, out: Path, before: dict, after: dict) -> None:

@@ -23,7 +23,8 @@ from config import Config, InputError, configure, load_config
 from models import Policy
 from rollout import Group, audit_answers, choose, given_group, sample_group, seeded
 from support import stats
-from train import load_policy, load_samples
+from support.questions import load_samples
+from train import load_policy
 
 TOY_SPLITS = {"reward": ("consistent", "conflict"), "confidence": ("conflict",)}  # the other diagnostics: consistent
 Rows = list[dict]  # of a table: column → a word, a number, or an estimate {value, low, high}

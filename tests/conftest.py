@@ -43,3 +43,45 @@ def tiny_policy():
     from models import Policy
 
     return Policy.load("tiny")
+
+
+@pytest.fixture(scope="session")
+def samples(world, tiny_policy):
+    """The questions of the consistent split."""
+    import data
+
+    return data.load(world["consistent"], tiny_policy.grid, 0.005, 0.6, 2)[0]
+
+
+@pytest.fixture
+def few_proposals(monkeypatch):
+    """For time."""
+    from studies import proposals
+
+    for name, values in {"IOUS": (0.5,), "SHIFTS": (), "SCALES": ()}.items():
+        monkeypatch.setattr(proposals, name, values)
+
+
+@pytest.fixture
+def few_resamples(monkeypatch):
+    """For time."""
+    from support import stats
+
+    monkeypatch.setattr(stats, "RESAMPLES", 100)
+
+
+@pytest.fixture(scope="session")
+def policy():
+    """A random Qwen2.5-VL. Tests must leave it as it is."""
+    from helpers import random_policy
+
+    return random_policy("qwen2_5_vl")
+
+
+@pytest.fixture(scope="session")
+def backbone(policy, tmp_path_factory) -> Path:
+    """The same policy as a directory, for the command line."""
+    out = tmp_path_factory.mktemp("backbone") / "random"
+    for part in (policy.model, policy.tokenizer, policy.image_processor):
+        part.save_pretrained(out)
+    return out

@@ -16,18 +16,18 @@ from toy.world import looks
 
 @pytest.fixture(scope="module")
 def answers_on_conflict(world, tiny_policy):
-    """(looked, correct) of every sampled answer, by family: all questions of the split, 8 answers each."""
+    """(looked, correct) of every sampled answer, by family: all questions of the split, 4 answers each."""
     samples = data.load(world["conflict"], tiny_policy.grid, 0.005, 0.6, 2)[0]
     visions = {image: tiny_policy.encode(data.open_image(image)) for image in {s.image for s in samples}}
     found = defaultdict(list)
-    for start in range(0, len(samples), 32):
-        batch = samples[start : start + 32]
+    for start in range(0, len(samples), 128):
+        batch = samples[start : start + 128]
         with torch.inference_mode():
             prefix = tiny_policy.read_batch([(tiny_policy.prompt(s.question, 36), [visions[s.image]]) for s in batch])
         draws = [rollout.seeded("tiny", start + b) for b in range(len(batch))]
-        responses = tiny_policy.sample(prefix, 8, TINY_RECIPE["max_new_tokens"], 1.0, draws)
+        responses = tiny_policy.sample(prefix, 4, TINY_RECIPE["max_new_tokens"], 1.0, draws)
         for i, (ids, mask) in enumerate(zip(responses.ids, responses.mask)):
-            sample, text = batch[i // 8], tiny_policy.decode(ids[mask])
+            sample, text = batch[i // 4], tiny_policy.decode(ids[mask])
             found[sample.family].append((looks(text), is_correct(text, sample.answer, sample.kind)))
     return found
 

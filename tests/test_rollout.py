@@ -1,29 +1,17 @@
 """Sampling and judging a group: spans, yes/no log-odds, seeds."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
-import pytest
 import torch
-from helpers import naive_log_probs
+from helpers import first, naive_log_probs
 
 import ced
 import data
 import rollout
 from config import Config
-from methods import METHODS, rewards_of, unrouted_rewards
 from models import Vision
 
 CONFIG = Config(**{"group_size": 8, "max_new_tokens": 16})
-
-
-@pytest.fixture(scope="module")
-def samples(world, tiny_policy):
-    return data.load(world["consistent"], tiny_policy.grid, 0.005, 0.6, 2)[0]
-
-
-def first(samples, family):
-    return next(s for s in samples if s.family == family)
 
 
 LOOK = "<think> look at the {} </think> <answer> {} </answer><|im_end|>"
@@ -99,40 +87,6 @@ def test_identical_answers_get_identical_judgements(tiny_policy, samples):
     assert judgement.m[0] == judgement.m[2] and judgement.m_cot[0] == judgement.m_cot[2]
 
 
-def judgement_of(r_ans, m, parsed) -> SimpleNamespace:
-    return SimpleNamespace(r_ans=torch.tensor(r_ans), m=torch.tensor(m), m_cot=-torch.tensor(m), parsed=torch.tensor(parsed))
-
-
-def test_presence_is_rewarded_by_correctness_alone(samples):
-    judgement = judgement_of([1.0, 0.0], [0.9, -0.9], [True, True])
-    assert rewards_of(judgement, first(samples, "presence"), CONFIG).tolist() == [1.0, 0.0]
-    assert rewards_of(judgement, first(samples, "counting"), CONFIG).tolist() == pytest.approx([1.09, -0.09], abs=1e-3)
-
-
-@pytest.mark.parametrize("method", ["correctness", "additive", "answer-ced", "cot-ced"])
-@pytest.mark.parametrize("r_wrong", [0.0, -0.25])
-def test_no_wrong_answer_falls_below_an_unreadable_one(samples, method, r_wrong):
-    m = torch.linspace(-1, 1, 101).tolist()
-    config = Config(method=method, r_wrong=r_wrong)
-    rewards = rewards_of(judgement_of([r_wrong] * 102, m + [0.0], [True] * 101 + [False]), first(samples, "counting"), config)
-    assert rewards[-1] == pytest.approx(r_wrong - config.eps_tie) and (rewards[:-1] >= rewards[-1] - 1e-6).all()
-
-
 def test_vision_keeps_its_grid_when_edited(tiny_policy, samples):
     vision = tiny_policy.encode(data.open_image(samples[0].image))
     assert isinstance(vision.edited(vision.features), Vision) and vision.grid == (6, 6) and len(vision.features) == 2
-
-
-# ── the floor ──
-@pytest.mark.parametrize("r_wrong", [-0.25, 0.0, 0.5])
-@pytest.mark.parametrize("lam, eps_tie", [(0.1, 0.1), (0.4, 0.05), (0.0, 0.0)])
-@pytest.mark.parametrize("method", METHODS)
-def test_no_wrong_answer_falls_below_an_unreadable_one(method, r_wrong, lam, eps_tie):
-    """Whatever its margin, and whatever the weights."""
-    m = torch.rand(500, generator=rollout.seeded("floor")) * 2 - 1
-    wrong, none = torch.full_like(m, r_wrong), torch.zeros(500, dtype=torch.bool)
-    judgement = rollout.Judgement(wrong, none, ~none, ~none, m[None], m, m, none[None], m)
-    config = replace(CONFIG, lam=lam, eps_tie=eps_tie, r_wrong=r_wrong)
-    paid = unrouted_rewards(judgement, method, config)
-    unread = unrouted_rewards(replace(judgement, parsed=none), method, config)
-    assert (unread == unread[0]).all() and unread[0] <= paid.min() + 1e-6
