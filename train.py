@@ -174,6 +174,8 @@ def inversions(correct: Tensor, rewards: Tensor) -> float:
 def load_policy(config: Config) -> Policy:
     """The run's backbone on this rank's device: bfloat16 on a GPU, float32 on the CPU."""
     device = ranks.start()
+    if config.backbone == "tiny":
+        torch.set_num_threads(1)  # a model this small loses time to a second thread, and minutes where the cores are busy
     return Policy.load(config.backbone, device, torch.bfloat16 if device.startswith("cuda") else torch.float32)
 
 
