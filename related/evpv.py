@@ -7,22 +7,22 @@ gates the rewards of the steps that look.
     symbol      code name          meaning
     C           facts              what the extractor saw: triples (predicate, subject, value)
     d_t, ν_t    a step's claims    the triples that step t states as seen; ν_t = 1 if there are any
-    v_j, p_j    claim, support     one of the M claims of the solution, and m(v_j, C): 1 stated by C, 0 contradicted, else UNKNOWN
+    v_j, p_j    claim, support     one of the solution's M claims, and m(v_j, C): 1 stated by C, 0 contradicted, else UNKNOWN
     r           reliability        ε-smoothed geometric mean of supports, in (0, 1]
     α(r)        gate               σ(β (r − τ))
     u_t         u                  the verifier's P(step t is right)
     R_t         step_rewards       R_base = 2 u_t − 1, gated where ν_t = 1
     Score(S)    trajectory_score   geometric mean of the rewards, mapped from [−1, 1] to [0, 1]
 
-Paper and released code (github.com/Qwen-Applications/EVPV-PRM) name no β, τ, ε, κ or UNKNOWN: those are choices. Four properties
-follow from the formula, whatever the numbers:
+Paper and released code (github.com/Qwen-Applications/EVPV-PRM) name no β, τ, ε, UNKNOWN, or threshold κ above which a step is
+called right: those are choices. Four properties follow from the formula, whatever the numbers:
 * α > 0 changes no sign. With the threshold 0, gated and ungated verdicts on steps are equal; only a tuned κ tells them apart.
 * Attenuation is not correction. A true look that the verifier rejects stays rejected, and the gate makes a rejected false
   look *better*: −0.8 becomes −0.007.
 * One r a solution also gates its true looks.
 * Silence passes: an empty or selective checklist has r = 1, and idle true claims dilute a false one (r → ε^(1/M) → 1).
-The gates that `HOW` adds to the paper's mend one of these each. A claim or a list of facts that cannot be read is UNKNOWN, never
-contradicted: with 0 in its place, every look of an image whose facts are unreadable would fall below any fixed κ.
+The gates that `HOW` adds to the paper's mend one of these each. A claim or a list of facts that cannot be read is UNKNOWN,
+never contradicted: with 0 in its place, every look of an image whose facts are unreadable would fall below any fixed κ.
 """
 
 import json
@@ -88,8 +88,8 @@ def triples(text: str) -> list[Triple]:
 
 
 def agreement(claim: Triple, fact: Triple, tolerance: float) -> float | None:
-    """1 if the fact states the claim, 0 if it contradicts it, None if it does not speak of it. The type follows from the content:
-    relational (the predicate has a converse), numeric (two numbers), or structural (two texts)."""
+    """1 if the fact states the claim, 0 if it contradicts it, None if it does not speak of it. The type follows from what they
+    say: relational (the predicate has a converse), numeric (two numbers), or structural (two texts)."""
     predicate, subject, value = claim
     if predicate in CONVERSE:
         stated = {claim, (CONVERSE[predicate], value, subject)}
@@ -179,13 +179,28 @@ def trajectory_score(rewards: Sequence[float], floor: float = FLOOR) -> float:
 
 # ── what it is worth ────────────────────────────────────────────────────────────────────────────────────────────────
 def macro_f1(predicted: Sequence[int], gold: Sequence[int]) -> float:
-    """The mean of the F1 of right steps (1) and of wrong ones (−1); neutral steps (0) are left out, as VisualProcessBench has it.
-    A class that nobody names has F1 0."""
+    """The mean of the F1 of right steps (1) and of wrong ones (−1). Neutral steps (0) are left out, as in VisualProcessBench; a
+    class that nobody names has F1 0."""
     pairs, scores = [(p, g) for p, g in zip(predicted, gold, strict=True) if g], []
     for label in (1, -1):
         named = sum((p == label) + (g == label) for p, g in pairs)
         scores.append(2 * sum(p == g == label for p, g in pairs) / named if named else 0.0)
     return fmean(scores)
+
+
+def threshold(rewards: Sequence[float], gold: Sequence[int]) -> float:
+    """κ: steps with R_t > κ are called right at the highest Macro-F1. It lies midway between two rewards,
+    is −2 if all are, and 1 if none is."""
+    pairs = sorted((reward, label) for reward, label in zip(rewards, gold, strict=True) if label)
+    right, n = sum(label == 1 for _, label in pairs), len(pairs)
+    hit, caught, best, kappa = right, 0, right / max(right + n, 1), -2.0
+    for called, (reward, label) in enumerate(pairs, start=1):  # so many are called wrong
+        hit, caught = hit - (label == 1), caught + (label == -1)
+        after = pairs[called][0] if called < n else math.inf
+        score = hit / max(right + n - called, 1) + caught / (n - right + called)
+        if after > reward and score > best:
+            best, kappa = score, min(1.0, (reward + after) / 2)
+    return kappa
 
 
 def best_of_n(scores: Sequence[float], right: Sequence[float]) -> float:

@@ -24,8 +24,6 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-import ranks
-import stats
 from related.evpv import Triple, support
 from studies.evpv_cases import (
     GROUP,
@@ -45,9 +43,10 @@ from studies.evpv_cases import (
 )
 from studies.evpv_ced import ced_table
 from studies.evpv_report import draw, markdown
+from support import ranks, stats
 from toy import roles, steps
 
-SPLITS = {"consistent": "prior", "conflict": "conflict"}  # name → mode of `data.make_scene`
+SPLITS = {"consistent": "prior", "conflict": "conflict"}  # name → mode of `world.make_scene`
 VALIDATION, VALIDATION_GROUP = 60, 8
 RATES, DRAWS = (0.0, 0.25, 0.5, 0.75, 1.0), 3
 PADS = (0, 4, 16)  # idle true claims

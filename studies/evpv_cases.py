@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-import stats
 from related import evpv
 from related.evpv import Triple, best_of_n, corrupt, step_rewards, support, trajectory_score
+from support import stats
 from toy import roles, steps
 
 GROUP = 16  # solutions of a question
@@ -136,17 +136,9 @@ def f1(rows: np.ndarray) -> float:
 
 
 def tune(cases: Sequence[Case], rewards: Rewards) -> float:
-    """κ of the highest Macro-F1 on validation questions; of several, the middle one."""
+    """κ of these questions' steps."""
     pairs = [pair for case, own in zip(cases, rewards) for one, r in zip(case.responses, own) for pair in zip(r, one.labels)]
-    value, label = np.array(pairs).T
-    grid = np.linspace(-1, 1, 201).round(2)
-    scores = []
-    for kappa in grid:
-        hit, miss = (value > kappa) & (label > 0), (value <= kappa) & (label < 0)
-        named = (value > kappa).sum() + (label > 0).sum(), (value <= kappa).sum() + (label < 0).sum()
-        scores.append(f1(np.array([[hit.sum(), named[0], miss.sum(), named[1]]])))
-    best = grid[np.isclose(scores, max(scores))]
-    return float(best[len(best) // 2])
+    return evpv.threshold(*zip(*pairs))
 
 
 def spoiled(case: Case, kind: str, rate: float, rng: random.Random) -> Facts:

@@ -13,16 +13,15 @@ import torch
 from tqdm import tqdm
 
 import ced
-import data
 import sft
-import stats
+from config import Config
+from models import seeded
 from related.evpv import Triple
-from rollout import seeded
 from studies.evpv_cases import GROUP, Case, cell, picked, ranked, rewards_of, spoiled
-from toy import roles, steps
-from train import Config
+from support import stats
+from toy import roles, steps, world
 
-SIZE = (data.CELL * data.CELLS,) * 2
+SIZE = (world.CELL * world.CELLS,) * 2
 Looks = list[list[float]]  # of each solution, one value a look; none if it cannot be read
 
 
@@ -31,7 +30,7 @@ def column(facts: Sequence[Triple], name: str) -> torch.Tensor | None:
     side = next((value for predicate, subject, value in facts if (predicate, subject) == ("side", name)), None)
     if side not in steps.COLUMNS:
         return None
-    return torch.tensor([[data.CELL * steps.COLUMNS.index(side), 0, data.CELL, SIZE[1]]])
+    return torch.tensor([[world.CELL * steps.COLUMNS.index(side), 0, world.CELL, SIZE[1]]])
 
 
 def look_margins(policy: roles.Policy, case: Case, vision: roles.Vision, config: Config) -> tuple[Looks, Looks]:

@@ -17,6 +17,7 @@ from related.evpv import (
     reliability,
     step_rewards,
     support,
+    threshold,
     trajectory_score,
     triples,
 )
@@ -158,3 +159,12 @@ def test_macro_f1():
 
 def test_ties_share():
     assert best_of_n([0.5, 0.5, 0.1], [1, 0, 1]) == 0.5 and best_of_n([0.2, 0.9], [1, 0]) == 0
+
+
+def test_the_threshold_is_the_best_there_is():
+    rng = random.Random(0)
+    for _ in range(50):
+        rewards, gold = [round(rng.uniform(-1, 1), 1) for _ in range(12)], [rng.choice((1, -1, 0)) for _ in range(12)]
+        score = lambda kappa: macro_f1([1 if r > kappa else -1 for r in rewards], gold)  # noqa: B023, E731
+        assert score(threshold(rewards, gold)) == near(max(score(kappa / 20) for kappa in range(-21, 21)))
+    assert threshold([], []) == -2

@@ -21,16 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-import data
 import sft
-import tiny
-from models import Policy, Vision, chat_prompt
-from rollout import seeded
-from toy import steps
+from models import Policy, Vision, chat_prompt, seeded
+from toy import backbone, steps, world
 from toy.steps import Question, Solution
 
 PROMPTS = {"policy": "think, then answer.", "extractor": "list the facts.", "verifier": "is each step right?"}
-STEPS = {"policy": 500, "extractor": 240, "verifier": 450}
+STEPS = {"policy": 500, "extractor": 360, "verifier": 450}
 POOL = 4000  # scenes of the policy and the extractor
 VERIFIERS = {  # the scenes of its lessons by mode: what a verifier comes to see depends on these, more than on their number
     "verifier": {"free": 900, "prior": 500},  # no bias to learn: good at logic, nearly blind
@@ -41,7 +38,7 @@ VERIFIERS = {  # the scenes of its lessons by mode: what a verifier comes to see
 TAUGHT_GROUP = 4  # solutions of the policy to a question about each
 BATCH, LR = 32, 2e-3
 NEW_STD = 0.08  # of the embeddings of new words: the backbone's own initialisation
-VALUES = [*"123456", *data.COLORS, *steps.COLUMNS, "yes", "no", "is", "not"]  # the tokens of which a response can be wrong
+VALUES = [*"123456", *world.COLORS, *steps.COLUMNS, "yes", "no", "is", "not"]  # the tokens of which a response can be wrong
 VALUE_WEIGHT = {"policy": 5.0, "extractor": 10.0}
 MAX_NEW_TOKENS = 64
 ASKED_TOGETHER = 16  # questions sampled in one batch
@@ -59,16 +56,16 @@ def base(seed: int) -> Policy:
     return Policy(policy.model, policy.tokenizer, policy.image_processor)  # the head is another now
 
 
-def draw_scenes(policy: Policy, mode: str, n: int, key: str) -> tuple[list[list[data.Shapes]], Vision]:
+def draw_scenes(policy: Policy, mode: str, n: int, key: str) -> tuple[list[list[world.Shapes]], Vision]:
     """n scenes of a mode, and what the tower makes of their images: maps (n, N, D)."""
     scenes, pixels, grids = [], [], []
     for i in tqdm(range(n), desc=f"drawing {n} {mode} images", leave=False):
         rng = random.Random(f"{key} {mode} {i}")
         scenes.append(steps.make_scene(mode, rng))
-        batch = policy.image_processor(images=[data.draw_scene(scenes[-1], rng)], return_tensors="pt")
+        batch = policy.image_processor(images=[world.draw_scene(scenes[-1], rng)], return_tensors="pt")
         pixels.append(batch["pixel_values"])
         grids.append(batch["image_grid_thw"][0])
-    return scenes, tiny.encode_pool(policy, torch.stack(pixels), torch.stack(grids))
+    return scenes, backbone.encode_pool(policy, torch.stack(pixels), torch.stack(grids))
 
 
 def view(vision: Vision, rows: Sequence[int] | Tensor) -> Vision:
@@ -78,7 +75,7 @@ def view(vision: Vision, rows: Sequence[int] | Tensor) -> Vision:
 
 def prompt_of(policy: Policy, role: str, question: Question) -> Tensor:
     """The prompt (P,) of a role."""
-    visual = math.prod(policy.grid((data.CELL * data.CELLS,) * 2))
+    visual = math.prod(policy.grid((world.CELL * world.CELLS,) * 2))
     return torch.tensor(chat_prompt(policy.tokenizer, [visual, f"{question.text} {PROMPTS[role]}"], policy.image_token, True))
 
 

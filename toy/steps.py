@@ -24,13 +24,14 @@ from dataclasses import dataclass
 
 import data
 from answers import answer_text
+from toy import world
 
 # What the embedded tokenizer lacks: each is added as one token.
 WORDS = "and more than same not middle count side null + = list facts each step".split()
 MARKS = ['["', '[["', '",', '"', '"]', '"],', '"]]', "]", "],", "]]"]
 
 COLUMNS = ("left", "middle", "right")
-OPTIONS = {"count": data.COUNTS, "color": tuple(data.COLORS), "side": COLUMNS}
+OPTIONS = {"count": world.COUNTS, "color": tuple(world.COLORS), "side": COLUMNS}
 PREDICATE = {"total": "count", "more": "count", "same": "color", "order": "side"}  # what a kind's looks see
 QUESTION = {
     "total": "How many {a} and {b} are there?",
@@ -42,7 +43,7 @@ RELATION = {"more": "more than", "same": "the same as", "order": "left of"}
 LOOK = {"count": "there are {v} {n}", "color": "the {n} are {v}", "side": "the {n} are on the {v}"}
 TRUTH, SLIP, FALLACY = 0.5, 0.02, 0.25  # looks that see (others recall what is usual), random values, wrong conclusions
 
-SINGULAR = {data.plural(name): name for name in data.SHAPES}
+SINGULAR = {data.plural(name): name for name in world.SHAPES}
 READ_LOOK = {  # words → plural noun and value
     "count": re.compile(r"there are (?P<v>\w+) (?P<n>\w+)"),
     "color": re.compile(r"the (?P<n>\w+) are (?P<v>\w+)"),
@@ -86,20 +87,20 @@ class Solution:
 
 
 # ── scenes and questions ────────────────────────────────────────────────────────────────────────────────────────────
-def make_scene(mode: str, rng: random.Random) -> list[data.Shapes]:
-    """A scene of `data.make_scene` with two classes at least."""
-    while len(scene := data.make_scene(mode, rng)) < 2:
+def make_scene(mode: str, rng: random.Random) -> list[world.Shapes]:
+    """A scene of `world.make_scene` with two classes at least."""
+    while len(scene := world.make_scene(mode, rng)) < 2:
         pass
     return scene
 
 
-def traits(group: data.Shapes) -> dict[str, int | str]:
+def traits(group: world.Shapes) -> dict[str, int | str]:
     """What can be seen of a class."""
-    column = COLUMNS[group.boxes[0][0] // data.CELL]
+    column = COLUMNS[group.boxes[0][0] // world.CELL]
     return {"count": len(group.boxes), "color": group.color, "side": column}
 
 
-def ask(scene: Sequence[data.Shapes], rng: random.Random) -> Question:
+def ask(scene: Sequence[world.Shapes], rng: random.Random) -> Question:
     """A random question about two random classes. Only classes of the outer columns have a usual side: `order` takes these."""
     truth = {group.name: traits(group) for group in scene}
     outer = [name for name in truth if truth[name]["side"] != "middle"]
@@ -132,7 +133,7 @@ def demonstrate(question: Question, rng: random.Random) -> str:
     """A response for the policy to learn: half of its looks recall what is usual, and a quarter of its conclusions is wrong."""
     predicate, values = PREDICATE[question.kind], []
     for name in question.names:
-        usual = dict(zip(("color", "count", "side"), data.PRIOR[name]))[predicate]
+        usual = dict(zip(("color", "count", "side"), world.PRIOR[name]))[predicate]
         seen = question.truth[name][predicate] if rng.random() < TRUTH else usual
         values.append(rng.choice(OPTIONS[predicate]) if rng.random() < SLIP else seen)
     return write_solution(question.kind, question.names, values,
