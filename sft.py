@@ -7,9 +7,9 @@
 A response has few tokens that need the image (an answer, a count) among many that are form, so each token has a weight. A
 verifier's loss is another function of a batch, and a tower's another: `train` takes any.
 
-Steps are what a schedule counts, and a shared machine may not give them in time: a run that is cut off at a high learning rate is
-worth little. With a `deadline` the schedule moves by whichever is further on, steps or seconds, so that training ends annealed
-whenever it ends. On a machine that is fast enough the deadline changes nothing.
+Steps are what a schedule counts, and a shared machine may not give them in time: a run that is cut off at a high learning rate
+is worth little. With a `deadline` the schedule moves by whichever is further on, steps or seconds, so that training ends
+annealed whenever it ends. On a machine that is fast enough the deadline changes nothing.
 """
 
 import math

@@ -1,15 +1,16 @@
 """EVPV on real verifiers: VisualProcessBench, and the best of N solutions to one's own questions.
 
-python -m benchmarks.processbench bench --backbone qwen2.5-vl-7b [--source DIR] [--limit N]       → runs/BACKBONE-base/evpv
+python -m benchmarks.processbench bench --backbone qwen2.5-vl-7b [--source DIR] [--limit N]        → runs/BACKBONE-base/evpv
 python -m benchmarks.processbench best-of-n --run runs/x | --backbone B --data samples.jsonl [--n 8]
 
-One prompted backbone plays all roles. Facts C are asked for once an image; u_t is read off the log-odds of yes against no to "is the
-last step right?"; and where a solution has no checklist, as in VisualProcessBench, the backbone is asked which facts of the image each
-given step states. That is a parser of claims, not a report of the policy's own: a departure from the paper, whose released code skips
-claims on this benchmark. Facts or claims that cannot be read are UNKNOWN, counted and printed; a solution that cannot be read scores 0.
+One prompted backbone plays all roles. Facts C are asked for once an image; u_t is read off the log-odds of yes against no to
+"is the last step right?"; and where a solution has no checklist, as in VisualProcessBench, the backbone is asked which facts
+of the image each given step states. That is a parser of claims, not a report of the policy's own: a departure from the paper
+(whose released code has no claims on this benchmark). Facts or claims that cannot be read are UNKNOWN, counted and printed; a
+solution that cannot be read scores 0.
 
-κ, above which a step is called right, is tuned on the other half of the rows for every gate alike: at κ = 0 a gate that attenuates
-changes nothing. Files, batches, resume and ranks are those of the harness: a line a row in NAME.jsonl, written as it is answered.
+κ, above which a step is called right, is tuned on the other half of the questions, for every gate alike: at κ = 0 a gate that
+attenuates changes nothing. Batches, resume and ranks are the harness's: a line a row, written as it is answered.
 """
 
 import argparse
@@ -52,7 +53,8 @@ from support.stats import wilson
 HUB, NAME, ROWS = "OpenGVLab/VisualProcessBench", "visualprocessbench", 2866
 PATTERNS = ["test.jsonl", "images/*"]
 TRIPLES = (
-    'a JSON list of [predicate, subject, value], such as [["count", "red circles", 3], ["length", "AB", 10], ["left of", "A", "B"]]'
+    "a JSON list of [predicate, subject, value], such as "
+    '[["count", "red circles", 3], ["length", "AB", 10], ["left of", "point A", "point B"]]'
 )
 FACTS = f"{{question}}\nDo not answer. List the facts of the image that matter to this question, as {TRIPLES}. Only the list."
 CLAIMS = (
@@ -68,23 +70,31 @@ CHAIN = (
 
 # ── rows ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def process_rows(folder: Path) -> list[Row]:
-    """The rows of folder/test.jsonl: meta holds `steps`, their `labels` (1, 0 neutral, −1) and the `source`. Raises InputError."""
-    path = folder / "test.jsonl"
-    rows = []
+    """The rows of folder/test.jsonl. Raises InputError, naming the line."""
+    path, rows = folder / "test.jsonl", []
     for number, raw in enumerate(tasks.read_rows(path), start=1):
         try:
-            response = raw["response"] if isinstance(raw["response"], dict) else ast.literal_eval(raw["response"])
-            steps, labels = list(map(str, response["steps"])), list(map(int, response["process_correctness"]))
-            images = [raw["image"]] if isinstance(raw["image"], str | Path) else raw["image"]
+            rows.append(process_row(str(number - 1), raw, folder))
         except (KeyError, TypeError, ValueError, SyntaxError) as error:
-            raise InputError(f"{path}, line {number}: expected image, question and response with steps and process_correctness; "
-                             f"found {type(error).__name__}: {error}") from error  # fmt: skip
-        if not steps or len(steps) != len(labels) or not set(labels) <= {1, 0, -1}:
-            raise InputError(f"{path}, line {number}: expected a label 1, 0 or -1 for each step; found {len(steps)} steps, {labels}")
-        meta = {"steps": steps, "labels": labels, "source": raw.get("data_source", "")}
-        images = tuple(folder / image for image in images or []) or (None,)  # a row without images is scored, not asked
-        rows.append(Row(str(number - 1), raw["question"], None, "steps", images=images, meta=meta))
+            raise InputError(
+                f"{path}, line {number}: expected image, question, and a response of steps with a process_correctness 1, 0 or "
+                f"-1 each; found {type(error).__name__}: {error}"
+            ) from error
     return rows
+
+
+def process_row(name: str, raw: dict, folder: Path) -> Row:
+    """One row: meta holds `steps`, their `labels` (1, 0 neutral, −1) and the `source`. Raises what a malformed one meets."""
+    response = raw["response"] if isinstance(raw["response"], dict) else ast.literal_eval(raw["response"])  # or its text
+    steps, labels = list(map(str, response["steps"])), list(map(int, response["process_correctness"]))
+    if not steps or len(steps) != len(labels) or not set(labels) <= {1, 0, -1}:
+        raise ValueError(f"{len(steps)} steps, labels {labels}")
+    if not isinstance(raw["question"], str):
+        raise TypeError(f"the question {raw['question']!r}")
+    images = [raw["image"]] if isinstance(raw["image"], str | Path) else raw["image"] or []
+    images = tuple(folder / image for image in images) or (None,)  # a row without images can be scored, but not asked
+    return Row(name, raw["question"], None, "steps", images=images,
+               meta={"steps": steps, "labels": labels, "source": raw.get("data_source", "")})  # fmt: skip
 
 
 # ── what a backbone says ────────────────────────────────────────────────────────────────────────────────────────────
@@ -156,8 +166,8 @@ def claims_of(text: str) -> list[Triple | None]:
 
 # ── VisualProcessBench's score ──────────────────────────────────────────────────────────────────────────────────────
 def process_score(rows: Sequence[Row], predictions: Sequence[Sequence[int]]) -> dict:
-    """Macro-F1 of predictions (1 or −1 a step) as officially: neutral steps out, all wrong steps (not the first alone), all rows
-    pooled; and that of each source. `n` is of rows."""
+    """Macro-F1 of predictions (1 or −1 a step) as officially: neutral steps out, all wrong steps and not the first alone, all
+    rows pooled; and that of each source. `n` is of rows."""
     by_source = defaultdict(list)
     for row, own in zip(rows, predictions, strict=True):
         for source in ("all", row.meta["source"]):
@@ -166,10 +176,10 @@ def process_score(rows: Sequence[Row], predictions: Sequence[Sequence[int]]) -> 
             for source, parts in by_source.items()}  # fmt: skip
 
 
-def gates(rows: Sequence[Row], replies: Sequence[dict]) -> dict[str, list[list[float]]]:
+def gates(replies: Sequence[dict]) -> dict[str, list[list[float]]]:
     """R_t of every row's steps under each gate."""
-    out = {how: [] for how in HOW}
-    for row, reply in zip(rows, replies):
+    out: dict[str, list[list[float]]] = {how: [] for how in HOW}
+    for reply in replies:
         facts = triples_or(reply["facts"], [])
         supports = [[support(claim, facts) for claim in claims_of(text)] for text in reply["claims"]]
         for how in HOW:
@@ -194,28 +204,34 @@ def bench(policy: Policy, out: Path, asking: Asking, model: str) -> str:
     found = harness.choose(process_rows(folder), asking.limit)
     rows, path = harness.askable(NAME, found), out / "evpv" / f"{NAME}.json"
     harness.claim(path, {"max_new_tokens": asking.max_new_tokens, "model": model, "revision": revision})
-
-    def look(row: Row, reply: dict) -> dict:
-        hits = [u > 0.5 for u, label in zip(reply["u"], row.meta["labels"]) if label]
-        gold = [label > 0 for label in row.meta["labels"] if label]
-        return {"correct": fmean(map(float.__eq__, map(float, hits), map(float, gold))) if gold else 1.0}
-
     ask = partial(verify, policy, asking=asking)
-    replies = harness.ask_all(NAME, rows, path.with_suffix(".jsonl"), 1, ask, look)
+    replies = harness.ask_all(NAME, rows, path.with_suffix(".jsonl"), 1, ask, step_accuracy)
     said = [replies[row.id]["response"] for row in rows]
-    rewards = gates(rows, said)
-    scores = {how: process_score(rows, predict(rows, own)) for how, own in rewards.items()}
-    scores = {"always right": process_score(rows, [[1] * len(row.meta["labels"]) for row in rows]),
-              "base, κ = 0": process_score(rows, [[1 if r > 0 else -1 for r in own] for own in rewards["base"]])} | scores  # fmt: skip
-    unread = sum(triples_or(reply["facts"], None) is None for reply in said)
-    claims = [claims_of(text) for reply in said for text in reply["claims"]]
+    return table(rows, said) + f"; {len(found) - len(rows)} not asked for want of an image"
+
+
+def step_accuracy(row: Row, reply: dict) -> dict:
+    """What the progress bar shows: the share of steps that the verifier alone judges rightly."""
+    hits = [(u > 0.5) == (label > 0) for u, label in zip(reply["u"], row.meta["labels"]) if label]
+    return {"correct": fmean(hits) if hits else 1.0}
+
+
+def table(rows: Sequence[Row], replies: Sequence[dict]) -> str:
+    """Macro-F1 by gate and source, as Markdown, and what could not be read."""
+    rewards = gates(replies)
+    called = {"always right": [[1] * len(row.meta["labels"]) for row in rows],
+              "base, κ = 0": [[1 if r > 0 else -1 for r in own] for own in rewards["base"]]}  # fmt: skip
+    called |= {how: predict(rows, own) for how, own in rewards.items()}
+    scores = {how: process_score(rows, own) for how, own in called.items()}
     sources = list(scores["base"])
     lines = [["Macro-F1", *sources], ["---"] * (1 + len(sources)), ["rows", *(str(scores["base"][s]["n"]) for s in sources)]]
     lines += [[how, *(f"{100 * parts[s]['value']:.2f}" for s in sources)] for how, parts in scores.items()]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + (
-        f"\n\n{len(rows)} of {ROWS} rows, {len(found) - len(rows)} not asked for want of an image; unreadable: the facts of {unread} "
-        f"rows, the claims of {claims.count([None])} of {len(claims)} steps (each UNKNOWN); {sum(map(bool, claims))} steps look. "
-        "Claims are parsed from given steps by the judge, not reported by the policy."
+    claims = [claims_of(text) for reply in replies for text in reply["claims"]]
+    unread = sum(triples_or(reply["facts"], None) is None for reply in replies)
+    return "\n".join(harness.line_of(first, cells, "")[:-3] for first, *cells in lines) + (
+        f"\n\nClaims are parsed from given steps by the judge, not reported by the policy; {sum(map(bool, claims))} of "
+        f"{len(claims)} steps have some. Unreadable, hence UNKNOWN: the facts of {unread} rows, the claims of "
+        f"{claims.count([None])} steps. {len(rows)} of {ROWS} rows"
     )
 
 
@@ -250,8 +266,8 @@ def solve(policy: Policy, samples: Sequence[data.Sample], asking: Asking, n: int
         facts = say(policy, [prompt(policy, visions, FACTS.format(question=sample.question))], asking)[0]
         with torch.inference_mode():
             prefix = policy.read_batch([prompt(policy, visions, CHAIN.format(question=sample.question))])
-        responses = policy.sample(prefix, n, asking.max_new_tokens, temperature, seeded(seed, "best of n", sample.id, device=policy.device))
-        texts = harness.texts_of(policy, responses)
+        draw = seeded(seed, "best of n", sample.id, device=policy.device)
+        texts = harness.texts_of(policy, policy.sample(prefix, n, asking.max_new_tokens, temperature, draw))
         chains = [read_chain(text) for text in texts]
         u = [prompted_u(policy, visions, sample.question, chain[0], asking.batch_size) if chain else [] for chain in chains]
         out.append({"facts": facts, "solutions": texts, "u": u})
@@ -285,19 +301,30 @@ def best(policy: Policy, samples: Sequence[data.Sample], out: Path, asking: Aski
     replies = harness.ask_all("best-of-n", samples, path.with_suffix(".jsonl"), 1, ask, look)
     said = [replies[sample.id]["response"] for sample in samples]
     scored = [score_solutions(sample, reply) for sample, reply in zip(samples, said)]
-    values = {"one solution (Pass@1)": [fmean(s["right"]) for s in scored], "some solution (Pass@N)": [max(s["right"]) for s in scored]}
-    values |= {how: [best_of_n(s[how], s["right"]) for s in scored] for how in ("majority", *HOW)}
+    return picks_table(scored) + "\n\n" + unreadable(said)
+
+
+def picks_table(scored: Sequence[dict[str, list[float]]]) -> str:
+    """The share of right picks by each score, as Markdown."""
+    picks = {"one solution (Pass@1)": [fmean(s["right"]) for s in scored]}
+    picks |= {how: [best_of_n(s[how], s["right"]) for s in scored] for how in ("majority", *HOW)}
+    picks["some solution (Pass@N)"] = [max(s["right"]) for s in scored]
     lines = ["| pick | right | 95 % interval |", "|---|---|---|"]
-    for name, own in values.items():
+    for name, own in picks.items():
         low, high = wilson(fmean(own), len(own))
         lines.append(f"| {name} | {fmean(own):.3f} | {low:.3f}–{high:.3f} |")
-    chains = [read_chain(text) for reply in said for text in reply["solutions"]]
+    return "\n".join(lines)
+
+
+def unreadable(replies: Sequence[dict]) -> str:
+    """How much could not be read, and how many solutions say nothing of what they saw."""
+    chains = [read_chain(text) for reply in replies for text in reply["solutions"]]
     looks = [own for chain in chains if chain for own in chain[1]]
-    unread = sum(triples_or(reply["facts"], None) is None for reply in said)
-    return "\n".join(lines) + (
-        f"\n\n{len(samples)} questions, {settings['n']} solutions each; unreadable: {chains.count(None)} of {len(chains)} solutions "
-        f"(score 0), the facts of {unread} images and {looks.count([None])} of {len(looks)} steps' claims (UNKNOWN); "
-        f"{sum(chain is not None and not any(chain[1]) for chain in chains)} solutions have an empty checklist and pass ungated."
+    facts = sum(triples_or(reply["facts"], None) is None for reply in replies)
+    return (
+        f"{len(replies)} questions, {len(chains)} solutions. Unreadable: {chains.count(None)} solutions (score 0), the facts "
+        f"of {facts} images and the claims of {looks.count([None])} of {len(looks)} steps (UNKNOWN). Empty checklists, which pass "
+        f"ungated: {sum(chain is not None and not any(chain[1]) for chain in chains)}."
     )
 
 

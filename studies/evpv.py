@@ -2,9 +2,10 @@
 
 python -m studies.evpv [--seed S] [--questions N] [--full]      → runs/evpv: three roles, results.json, evpv.png
 
-Trains policy, extractor and verifier (those that are in runs/evpv are not trained again), asks N fresh questions of each split, 16
-solutions each, and prints what the gates of `related.evpv.HOW` make of them. `--full` adds verifiers of other habits and extractors
-of other lengths of training. κ, the reward above which a step is called right, is tuned on validation questions for every row alike.
+Trains policy, extractor and verifier (those that are in runs/evpv are not trained again), asks N fresh questions of each split,
+16 solutions each, and prints what the gates of `related.evpv.HOW` make of them. `--full` adds verifiers of other habits and
+extractors of other lengths of training. κ, the reward above which a step is called right, is tuned on validation questions for
+every gate alike.
 
 Beyond the paper: CED's margin of a look (Eq. 3 on its tokens, the column that the extractor's `side` fact names as evidence) as
 a score of solutions and as a gate, g(m) (Eq. 5) in the place of α(r).
@@ -58,12 +59,15 @@ def main_table(splits: dict[str, list[Case]], validation: list[Case], hows: Sequ
     """Rows of the first table, and each gate's κ, by name and split."""
     rows: dict = {}
     for split, cases in splits.items():
-        for name, take in {"one response (Pass@1)": np.mean, "some response (Pass@N)": max}.items():
+        equal = [[0.0] * GROUP for _ in cases]
+        for name, scores_of in {
+            "one response (Pass@1)": lambda n, of, equal=equal: equal,
+            "majority": lambda n, of, cases=cases: votes(cases, n),
+            "some response (Pass@N)": lambda n, of, cases=cases: [[getattr(one, of) for one in c.responses] for c in cases],
+        }.items():
             rows.setdefault(name, {})[split] = {
-                f"{of} of {n}": cell(np.array([take([getattr(one, of) for one in case.responses[:n]]) for case in cases], float))
-                for n in (8, 16) for of in ("right", "sound")}  # fmt: skip
-        rows.setdefault("majority", {})[split] = {
-            f"{of} of {n}": cell(picked(cases, votes(cases, n), n, of)) for n in (8, 16) for of in ("right", "sound")}
+                f"{of} of {n}": cell(picked(cases, scores_of(n, of), n, of)) for n in (8, GROUP) for of in ("right", "sound")
+            }
     kappas = {}
     for how in tqdm(hows, "gates"):
         kappa = kappas[how] = tune(validation, rewards_of(validation, how))
@@ -92,7 +96,8 @@ def gains(splits: dict[str, list[Case]], kappas: dict[str, float]) -> dict:
         pairs["EVPV − majority"] = ("majority", "trajectory")
         out[split] |= {f"{name}, {of} of 16": gain(best[a, of], best[b, of])
                        for name, (a, b) in pairs.items() for of in ("right", "sound") if (a, of) in best}  # fmt: skip
-        out[split]["true facts − extracted, right of 16"] = gain(best["trajectory", "right"], picked(cases, ranked(true), GROUP, "right"))
+        best["true facts", "right"] = picked(cases, ranked(true), GROUP, "right")
+        out[split]["true facts − extracted, right of 16"] = gain(best["trajectory", "right"], best["true facts", "right"])
     return out
 
 
@@ -125,9 +130,9 @@ def checklist(splits: dict[str, list[Case]], kappas: dict[str, float]) -> list[d
     rows = []
     for split, cases in splits.items():
 
-        def add(what: str, how: str, claims: Callable, draws: int = 1, split: str = split, cases: Sequence[Case] = cases) -> None:
-            made = [worth(cases, how, kappas[how], claims=claims) for _ in range(draws)]
-            rows.append({"what": what, "split": split, **over(made)})
+        def add(what: str, how: str, claims: Callable, draws: int = 1, to: tuple[str, Sequence[Case]] = (split, cases)) -> None:
+            made = [worth(to[1], how, kappas[how], claims=claims) for _ in range(draws)]
+            rows.append({"what": what, "split": to[0], **over(made)})
 
         for rate in RATES:
             silent = partial(silenced, rate=rate, rng=random.Random(f"silent {rate}"))
@@ -218,7 +223,8 @@ def run(out: Path, seed: int, n: int, full: bool, deadline: float) -> dict:
 
 def others(troupe: roles.Troupe, cast: dict[str, roles.Policy], n: int) -> list[dict]:
     """The same table, in short, with other verifiers, and with extractors that were trained for less or longer."""
-    variants = {name: (cast | {"verifier": troupe.verifier(name)}, name == "blind") for name in roles.VERIFIERS if name != "verifier"}
+    names = [name for name in roles.VERIFIERS if name != "verifier"]
+    variants = {name: (cast | {"verifier": troupe.verifier(name)}, name == "blind") for name in names}
     variants |= {f"extractor, {k} updates": (cast | {"extractor": troupe.taught("extractor", k)}, False) for k in CURVE}
     rows = []
     for name, (variant, blind) in variants.items():
@@ -246,7 +252,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("runs/evpv"), help="where roles and results go (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the three roles and all questions")
     parser.add_argument("--questions", type=int, default=100, help="of each split (default: %(default)s)")
-    parser.add_argument("--full", action="store_true", help="other verifiers, the extractor's curve, more gates under corruption")
+    parser.add_argument("--full", action="store_true", help="other verifiers and extractors, more gates under corruption")
     parser.add_argument("--deadline", type=float, default=math.inf, help="seconds of training a role, at most")
     return parser
 

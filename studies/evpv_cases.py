@@ -88,8 +88,9 @@ def ask(cast: dict, mode: str, n: int, group: int, key: str, blind: bool = False
     facts = extract(cast["extractor"], questions, vision, f"{key} {mode}")
     said = roles.respond(cast["policy"], "policy", questions, vision, group, 1.0, f"{key} {mode}")
     seen = roles.blinded(vision) if blind else vision
-    cases = [Case(q, i, facts[i], judge(cast, q, roles.view(seen, [i]), said[i])) for i, q in enumerate(tqdm(questions, "judging"))]
-    return cases, vision
+    bar = enumerate(tqdm(questions, f"judging, {mode}", leave=False))
+    judged = [judge(cast, question, roles.view(seen, [i]), said[i]) for i, question in bar]
+    return [Case(q, i, facts[i], judged[i]) for i, q in enumerate(questions)], vision
 
 
 # ── rewards and what they are worth ─────────────────────────────────────────────────────────────────────────────────
@@ -125,7 +126,7 @@ def outcomes(cases: Sequence[Case], rewards: Rewards, kappa: float, looks: bool 
             for label, value, claims in zip(one.labels, values, one.claims):
                 if claims or not looks:
                     called = 1 if value > kappa else -1
-                    row += [label == called == 1, (label == 1) + (called == 1), label == called == -1, (label == -1) + (called == -1)]
+                    row += [n for side in (1, -1) for n in (label == called == side, (label == side) + (called == side))]
     return rows
 
 

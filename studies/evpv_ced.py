@@ -88,7 +88,8 @@ def ced_table(policy: roles.Policy, splits: dict[str, list[Case]], visions: dict
         auroc[split] = stats.auc(by_truth[1], by_truth[-1])
 
         def add(name: str, scores: Sequence, split: str = split, cases: Sequence[Case] = cases) -> None:
-            rows.setdefault(name, {})[split] = {f"{of} of 16": cell(picked(cases, scores, GROUP, of)) for of in ("right", "sound")}
+            best = {of: cell(picked(cases, scores, GROUP, of)) for of in ("right", "sound")}
+            rows.setdefault(name, {})[split] = {f"{of} of 16": value for of, value in best.items()}
 
         add("log-likelihood of the looks", [[sum(own) if own else -torch.inf for own in looks] for looks in log_p])
         add("CED alone (sum of margins)", [[sum(own) if own else -torch.inf for own in looks] for looks in margins])

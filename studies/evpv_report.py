@@ -80,7 +80,8 @@ def markdown(results: dict) -> str:
         table(["", *splits], [[name, *(number(cells[s], True) for s in splits)] for name, cells in gains.items()]),
         "## corrupted facts (EVPV's κ left as it was)", corruption_table(results["corruption"], splits),
         "## the checklist: claims left out or added", table(
-            ["claims", "F1", "right of 16"], [[n, both(r, "F1", splits), both(r, "right of 16", splits)] for n, r in checked.items()]),
+            ["claims", "F1", "right of 16"],
+            [[name, *(both(row, of, splits) for of in ("F1", "right of 16"))] for name, row in checked.items()]),
         "## CED of looks, best of 16", table(
             ["", "right", "sound"], [[n, both(r, "right of 16", splits), both(r, "sound of 16", splits)]
                                      for n, r in ced["best of 16"].items()]),

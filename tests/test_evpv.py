@@ -76,8 +76,9 @@ def test_triples_are_read_from_text(text, found):
 
 
 @pytest.mark.parametrize("text", [
-    "no json", '[["count","star"]]', '[{"a":1}]', '[["count","star",3],["count","ring"]]', '[["count","star",null]]', "[1, 2, 3]",
-    '[["", "star", 3]]', "[" * 100_000, '[["count","star",[3]]]', '[["count", "star", 3], ["color", "st', '"[["count"',
+    "no json", '[["count","star"]]', '[{"a":1}]', '[["count","star",3],["count","ring"]]', '[["count","star",null]]',
+    "[1, 2, 3]", "[" * 100_000, '[["", "star", 3]]',
+    '[["count","star",[3]]]', '[["count", "star", 3], ["color", "st', '"[["count"',
 ])  # fmt: skip
 def test_what_is_no_list_of_triples_is_refused_whole(text):
     with pytest.raises(ValueError):
