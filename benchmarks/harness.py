@@ -49,7 +49,7 @@ class Asking:
 
 # ── 1. rows ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-def download(hub: str, revision: str | None, patterns: Sequence[str]) -> tuple[Path, str]:
+def download(hub: str, revision: str | None, patterns: list[str]) -> tuple[Path, str]:
     """Files of a data set on the hub, and the commit that they came from. Raises InputError if that fails."""
     from huggingface_hub import snapshot_download  # scoring from files needs no hub
 

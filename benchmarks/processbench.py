@@ -323,8 +323,8 @@ def unreadable(replies: Sequence[dict]) -> str:
     facts = sum(triples_or(reply["facts"], None) is None for reply in replies)
     return (
         f"{len(replies)} questions, {len(chains)} solutions. Unreadable: {chains.count(None)} solutions (score 0), the facts "
-        f"of {facts} images and the claims of {looks.count([None])} of {len(looks)} steps (UNKNOWN). Empty checklists, which pass "
-        f"ungated: {sum(chain is not None and not any(chain[1]) for chain in chains)}."
+        f"of {facts} images and the claims of {looks.count([None])} of {len(looks)} steps (UNKNOWN). Empty checklists, which "
+        f"pass ungated: {sum(chain is not None and not any(chain[1]) for chain in chains)}."
     )
 
 

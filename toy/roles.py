@@ -142,7 +142,7 @@ def read(policy: Policy, ids: Tensor) -> Solution | None:
 # ── verifier ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def step_ends(policy: Policy, ids: Tensor) -> Tensor:
     """The positions (T,) of the points that end the steps of a readable solution."""
-    return (ids == policy.tokenizer.convert_tokens_to_ids(".")).nonzero()[:, 0]
+    return ids.eq(policy.tokenizer.convert_tokens_to_ids(".")).nonzero()[:, 0]
 
 
 def log_odds(policy: Policy, hidden: Tensor) -> Tensor:

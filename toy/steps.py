@@ -136,8 +136,9 @@ def demonstrate(question: Question, rng: random.Random) -> str:
         usual = dict(zip(("color", "count", "side"), world.PRIOR[name]))[predicate]
         seen = question.truth[name][predicate] if rng.random() < TRUTH else usual
         values.append(rng.choice(OPTIONS[predicate]) if rng.random() < SLIP else seen)
-    return write_solution(question.kind, question.names, values,
-                          *conclude(question.kind, *values, rng.random() >= FALLACY, rng.randint(1, 4)))  # fmt: skip
+    x, y = values
+    ended = conclude(question.kind, x, y, rng.random() >= FALLACY, rng.randint(1, 4))
+    return write_solution(question.kind, question.names, values, *ended)
 
 
 def write_facts(question: Question) -> str:
