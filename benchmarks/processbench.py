@@ -48,6 +48,7 @@ from related.evpv import (
     triples,
 )  # fmt: skip
 from support import ranks
+from support.questions import load_samples
 from support.stats import wilson
 
 HUB, NAME, ROWS = "OpenGVLab/VisualProcessBench", "visualprocessbench", 2866
@@ -267,7 +268,7 @@ def solve(policy: Policy, samples: Sequence[data.Sample], asking: Asking, n: int
         with torch.inference_mode():
             prefix = policy.read_batch([prompt(policy, visions, CHAIN.format(question=sample.question))])
         draw = seeded(seed, "best of n", sample.id, device=policy.device)
-        texts = harness.texts_of(policy, policy.sample(prefix, n, asking.max_new_tokens, temperature, draw))
+        texts = harness.texts_of(policy, policy.sample(prefix, n, asking.max_new_tokens, temperature, [draw]))
         chains = [read_chain(text) for text in texts]
         u = [prompted_u(policy, visions, sample.question, chain[0], asking.batch_size) if chain else [] for chain in chains]
         out.append({"facts": facts, "solutions": texts, "u": u})
@@ -366,7 +367,7 @@ def act(args: argparse.Namespace) -> None:
     if args.command == "bench":
         text = bench(policy, out, asking, model)
     else:
-        train_set, held_out = train.load_samples(replace(config, data=args.data), policy, out, quiet=True)
+        train_set, held_out = load_samples(replace(config, data=args.data), policy, out, quiet=True)
         samples = [sample for part in ([train_set] if not args.run else []) + list(held_out.values()) for sample in part]
         samples = samples[: args.limit or None]
         settings = {"model": model, "data": args.data, "n": args.n, "temperature": args.temperature, "seed": args.seed}

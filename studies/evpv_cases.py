@@ -139,7 +139,7 @@ def f1(rows: np.ndarray) -> float:
 def tune(cases: Sequence[Case], rewards: Rewards) -> float:
     """κ of these questions' steps."""
     pairs = [pair for case, own in zip(cases, rewards) for one, r in zip(case.responses, own) for pair in zip(r, one.labels)]
-    return evpv.threshold(*zip(*pairs))
+    return evpv.threshold([r for r, _ in pairs], [label for _, label in pairs])
 
 
 def spoiled(case: Case, kind: str, rate: float, rng: random.Random) -> Facts:

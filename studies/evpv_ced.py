@@ -58,7 +58,7 @@ def look_margins(policy: roles.Policy, case: Case, vision: roles.Vision, config:
             boxes, margins = column(case.facts or [], name), torch.zeros(len(rows))
             if boxes is not None:
                 draw = seeded(config.seed, case.question.text, case.row, j)
-                masks, _ = ced.audit_regions(boxes, SIZE, vision.grid, config.k, config.max_iou, config.placement_tries, draw)
+                masks, _ = ced.audit_regions(boxes, SIZE, vision.grid, config.k, config.max_iou, draw)
                 s = ced.audit(score, plain, maps, masks, vision.grid, config.intervention, config.ring, draw)
                 margins = ced.answer_margin(s, span, config.eps_margin)
             for i, margin, total in zip(rows, margins.tolist(), (plain * span).sum(-1).tolist()):

@@ -127,7 +127,8 @@ def respond(
         prompts = [(prompt_of(policy, role, questions[i]), [view(vision, [i])]) for i in batch]
         with torch.inference_mode():
             prefix = policy.read_batch(prompts)
-        responses = policy.sample(prefix, group, MAX_NEW_TOKENS, temperature, seeded(key, start))
+        draws = [seeded(key, i) for i in batch] if temperature else []
+        responses = policy.sample(prefix, group, MAX_NEW_TOKENS, temperature, draws)
         rows = [ids[own] for ids, own in zip(responses.ids, responses.mask)]
         said += [rows[i : i + group] for i in range(0, len(rows), group)]
     return said
