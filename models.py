@@ -18,6 +18,7 @@ Qwen2.5-VL, Qwen3-VL, Qwen3.5 and the embedded tiny backbone (a small Qwen3-VL: 
 import argparse
 import contextlib
 import copy
+import hashlib
 import sys
 import warnings
 from collections import defaultdict
@@ -400,6 +401,12 @@ def token_grid(image_processor: Qwen2VLImageProcessorPil, size: tuple[int, int])
     except ValueError as error:
         raise InputError(f"an image of {size[0]}x{size[1]} pixels: {error}") from error
     return height // cell, width // cell
+
+
+def seeded(*key: object, device: str | torch.device = "cpu") -> torch.Generator:
+    """A generator that is a function of its key alone, e.g. (run seed, step, sample id): never of rank or history."""
+    digest = hashlib.md5(" ".join(map(str, key)).encode()).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 def draw(log_p: Tensor, u: Tensor) -> Tensor:

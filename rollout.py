@@ -5,7 +5,6 @@
 Numbers come from `config.Config`.
 """
 
-import hashlib
 import json
 import random
 from collections import defaultdict
@@ -23,7 +22,7 @@ import answers
 import ced
 import data
 from config import Config
-from models import Policy, Prefix, Responses, Vision
+from models import Policy, Prefix, Responses, Vision, seeded
 from support import ranks
 from support.checkpoint import write_whole
 from support.stats import wilson
@@ -56,12 +55,6 @@ class Judgement:
     m_cot: Tensor | None  # (G,) Eq. 3 averaged over the response: CoT-CED; None for methods that need no such margin
     masks: Tensor  # (1 + K, N) the audited token regions
     null_boxes: Tensor  # (≤ K, n, 4) the boxes of the null regions that have some
-
-
-def seeded(*key: object, device: str | torch.device = "cpu") -> torch.Generator:
-    """A generator that is a function of its key alone, e.g. (run seed, step, sample id): never of rank or history."""
-    digest = hashlib.md5(" ".join(map(str, key)).encode()).digest()
-    return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 # ── 1 sample ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -15,8 +15,9 @@ it changes nothing. For the text-only benchmarks, the log-likelihoods of the opt
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,7 +29,7 @@ from tqdm import tqdm
 from benchmarks import tasks
 from benchmarks.tasks import BENCHMARKS, LIKELIHOODS, Row, benchmark, to_rows
 from config import InputError
-from models import INSTRUCTION, Policy
+from models import INSTRUCTION, Policy, Responses
 from support import ranks
 from support.checkpoint import write_whole
 from support.stats import interval, paired_bootstrap
@@ -48,17 +49,25 @@ class Asking:
 
 # ── 1. rows ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-def fetch(name: str) -> tuple[Path, str]:
-    """The benchmark's split from the hub, and the commit that it came from. Raises InputError if that fails."""
+def download(hub: str, revision: str | None, patterns: list[str]) -> tuple[Path, str]:
+    """Files of a data set on the hub, and the commit that they came from. Raises InputError if that fails."""
     from huggingface_hub import snapshot_download  # scoring from files needs no hub
 
+    try:
+        folder = snapshot_download(hub, repo_type="dataset", revision=revision, allow_patterns=patterns)
+    except (OSError, ValueError) as error:  # all of the hub's errors are OSErrors
+        raise InputError(f"{hub} cannot be downloaded; --source takes local files: {error}") from error
+    return Path(folder), Path(folder).name  # a snapshot's folder is called by its commit
+
+
+def fetch(name: str) -> tuple[Path, str]:
+    """The benchmark's split from the hub, and its commit. Raises InputError."""
     bench = benchmark(name)
     patterns = [f"{bench.config or '*'}/{split}-*.parquet" for split in bench.split.split("+")]
     try:
-        folder = snapshot_download(bench.hub, repo_type="dataset", revision=bench.revision, allow_patterns=patterns)
-    except (OSError, ValueError) as error:  # all of the hub's errors are OSErrors
-        raise InputError(f"{name}: {bench.hub} cannot be downloaded; --source takes local files: {error}") from error
-    return Path(folder), Path(folder).name  # a snapshot's folder is called by its commit
+        return download(bench.hub, bench.revision, patterns)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
 
 
 def load_rows(name: str, asking: Asking) -> tuple[list[Row], str]:
@@ -96,31 +105,43 @@ def prompt_of(policy: Policy, row: Row, asking: Asking) -> tuple:
         raise InputError(f"row {row.id}: {error}") from error
 
 
+def texts_of(policy: Policy, responses: Responses) -> list[str]:
+    """Sampled responses as texts, without the token that ends them."""
+    said = responses.mask & ~torch.isin(responses.ids, policy.eos_ids)
+    return [policy.decode(ids[own]).strip() for ids, own in zip(responses.ids, said)]
+
+
+def replies(policy: Policy, prompts: Sequence[tuple], max_new_tokens: int) -> list[str]:
+    """The greedy replies to a batch of prompts, as `Policy.compose` makes them."""
+    with torch.inference_mode():
+        return texts_of(policy, policy.sample(policy.read_batch(prompts), 1, max_new_tokens, 0.0, ()))
+
+
 def respond(policy: Policy, rows: Sequence[Row], asking: Asking) -> list:
     """The policy's responses to a batch of one benchmark's rows: texts, or log-likelihoods of the options."""
     if rows[0].kind in LIKELIHOODS:
         return [policy.likelihoods(tasks.continuations(row)) for row in rows]
     prompts = [prompt_of(policy, row, asking) for row in rows]
-    with torch.inference_mode():
-        responses = policy.sample(policy.read_batch(prompts), 1, asking.max_new_tokens, 0.0, ())
-    said = responses.mask & ~torch.isin(responses.ids, policy.eos_ids)
-    texts = [policy.decode(ids[own]).strip() for ids, own in zip(responses.ids, said)]
+    texts = replies(policy, prompts, asking.max_new_tokens)
     # A template may open <think> in the prompt. Without it, reasoning that was cut off would pass for an answer.
     opened = ["<think>" if policy.decode(ids[-8:]).rstrip().endswith("<think>") else "" for ids, _ in prompts]
     return [before + text for before, text in zip(opened, texts)]
 
 
-def attempt(policy: Policy, rows: Sequence[Row], asking: Asking) -> list | InputError:
-    """`respond`, or the reason why not: a rank that raised at once would leave the others waiting for it."""
+Answer = Callable[[Sequence[Any]], list]  # a batch of rows → what is said to each
+
+
+def attempt(answer: Answer, rows: Sequence[Any]) -> list | InputError:
+    """`answer`, or the reason why not: a rank that raised at once would leave the others waiting for it."""
     try:
-        return respond(policy, rows, asking) if rows else []
+        return answer(rows) if rows else []
     except InputError as error:
         return error
 
 
-def respond_together(policy: Policy, rows: Sequence[Row], asking: Asking) -> list:
-    """The responses to rows that are shared among the ranks, on every rank. Raises what any rank met."""
-    parts = ranks.gather([attempt(policy, ranks.share(rows), asking)])
+def answer_together(answer: Answer, rows: Sequence[Any]) -> list:
+    """The answers to rows that are shared among the ranks, on every rank. Raises what any rank met."""
+    parts = ranks.gather([attempt(answer, ranks.share(rows))])
     for part in parts:
         if isinstance(part, InputError):
             raise part
@@ -160,7 +181,8 @@ def evaluate(policy: Policy, name: str, out: Path, asking: Asking, model: str) -
     settings = {key: getattr(asking, key) for key in ("thinking", "instruction", "max_new_tokens")}
     settings |= {"model": model, "revision": revision}
     claim(path, settings)
-    replies = ask_all(policy, name, rows, path.with_suffix(".jsonl"), asking)
+    bench, answer = benchmark(name), partial(respond, policy, asking=asking)
+    replies = ask_all(name, rows, path.with_suffix(".jsonl"), asking.batch_size, answer, partial(tasks.judge, bench))
     result = tasks.score(name, rows, [replies[row.id]["response"] for row in rows])
     asked = hashlib.md5("\n".join(row.id for row in rows).encode()).hexdigest()  # `units` can be paired if this is the same
     result |= {"revision": revision, "not_asked": len(found) - len(rows), "asked": asked, "settings": settings}
@@ -169,10 +191,15 @@ def evaluate(policy: Policy, name: str, out: Path, asking: Asking, model: str) -
     return result
 
 
-def ask_all(policy: Policy, name: str, rows: Sequence[Row], path: Path, asking: Asking) -> dict[str, dict]:
-    """The replies to all rows by id: those in the file, and the others, which are asked and appended to it."""
-    replies, bench, lead = written(path), benchmark(name), ranks.rank() == 0
-    todo, size = [row for row in rows if row.id not in replies], asking.batch_size * ranks.world()
+def ask_all(
+    name: str, rows: Sequence[Any], path: Path, batch_size: int, answer: Answer, judge: Callable[[Any, Any], dict]
+) -> dict[str, dict]:
+    """The replies to all rows by id: those in the file, and the others, which are asked and appended to it.
+
+    judge says of a row and the answer to it what is written beside them, `correct` among it, of which the bar shows the mean.
+    """
+    replies, lead = written(path), ranks.rank() == 0
+    todo, size = [row for row in rows if row.id not in replies], batch_size * ranks.world()
     right = [float(replies[row.id]["correct"]) for row in rows if row.id in replies]
     bar = tqdm(total=len(rows), initial=len(right), desc=name, disable=not lead)
     if lead:  # a half-written last line goes
@@ -180,8 +207,8 @@ def ask_all(policy: Policy, name: str, rows: Sequence[Row], path: Path, asking: 
     with bar, path.open("a") as file:
         for start in range(0, len(todo), size):  # the ranks wait for each other at every batch: simple, and resumable
             batch = todo[start : start + size]
-            responses = respond_together(policy, batch, asking)
-            new = [{"id": row.id, "response": r, **tasks.judge(bench, row, r)} for row, r in zip(batch, responses)]
+            responses = answer_together(answer, batch)
+            new = [{"id": row.id, "response": r, **judge(row, r)} for row, r in zip(batch, responses)]
             if lead:
                 file.writelines(json.dumps(reply) + "\n" for reply in new)
                 file.flush()

@@ -14,6 +14,7 @@ why a reward that sees only correctness drifts towards it.
 """
 
 import argparse
+import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 import ced
 import data
+import sft
 from models import INSTRUCTION, TINY, Policy, Vision
 from toy import world
 
@@ -146,40 +148,22 @@ def train_tower(policy: Policy, pixels: Tensor, grids: Tensor, classes: Tensor) 
     Every map has to say where each token is as well as what it shows: left from right, and one star from the next, is all
     that spatial and counting questions have to go by.
     """
-    visual = policy.trunk.visual.requires_grad_(True)
+    visual = policy.trunk.visual
     parts = (1 + len(world.SHAPES) * len(world.COLORS), world.CELLS, world.CELLS)  # what, row, column
     heads = nn.ModuleList(nn.Linear(WIDTH, sum(parts)) for _ in range(1 + len(visual.deepstack_merger_list)))
     side = math.isqrt(classes.shape[1])
     row, column = torch.cartesian_prod(*[torch.arange(side) * world.CELLS // side] * 2).T.repeat(1, BATCH)
-    optimizer, schedule = make_optimizer([*visual.parameters(), *heads.parameters()], 2e-3, TOWER_STEPS)
-    for _ in (bar := trange(TOWER_STEPS, desc="1/3 vision tower")):
-        rows = torch.randint(len(pixels), (BATCH,))
+
+    def loss_of(rows: Tensor) -> tuple[Tensor, dict[str, float]]:
         out = visual(pixels[rows].flatten(0, 1), grid_thw=grids[rows])
         logits = [head(m).split(parts, dim=1) for head, m in zip(heads, [out.pooler_output, *out.deepstack_features])]
         target = classes[rows].flatten()
         loss = sum(F.cross_entropy(x, y) for three in logits for x, y in zip(three, (target, row, column)))
-        descend(loss, optimizer, schedule)
         shape = target > 0
-        right = (logits[0][0].argmax(-1) == target)[shape].float().mean()
-        bar.set_postfix(loss=f"{loss.item():.3f}", foreground=f"{right:.3f}")
-    visual.requires_grad_(False)
+        return loss, {"foreground": float((logits[0][0].argmax(-1) == target)[shape].float().mean())}
 
-
-def make_optimizer(
-    parameters: list[nn.Parameter], lr: float, steps: int
-) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """AdamW with a linear warm-up over the first tenth and a cosine down to zero."""
-    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01)
-    return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
-
-
-def descend(loss: Tensor, optimizer: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler) -> None:
-    """One clipped step."""
-    optimizer.zero_grad()
-    loss.backward()
-    nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1.0)
-    optimizer.step()
-    schedule.step()
+    rows = (torch.randint(len(pixels), (BATCH,)) for _ in itertools.count())
+    sft.train([*visual.parameters(), *heads.parameters()], rows, loss_of, TOWER_STEPS, 2e-3, "1/3 vision tower")
 
 
 # ── stages 2 and 3: the language model ──────────────────────────────────────────────────────────────────────────────
@@ -225,50 +209,27 @@ def make_example(policy: Policy, scene: list[world.Shapes], look_share: float, r
     ids = policy.tokenizer(response, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
     weights = torch.ones(len(ids))
     weights[-3] = ANSWER_WEIGHT  # answer </answer> <|im_end|>
-    return torch.cat([prompt, ids]), torch.cat([torch.zeros(len(prompt)), weights])
+    return sft.example(prompt, ids, weights)
 
 
 def batches(policy: Policy, scenes: list, look_share: float, rng: random.Random) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Endless batches: rows of the pool (B,), ids (B, L) and weights (B, L), padded on the right."""
     while True:
         rows = [rng.randrange(len(scenes)) for _ in range(BATCH)]
-        ids, weights = zip(*(make_example(policy, scenes[r], look_share, rng) for r in rows))
-        pad = nn.utils.rnn.pad_sequence
-        yield torch.tensor(rows), pad(ids, True, policy.pad_id), pad(weights, True, 0.0)
-
-
-def language_loss(policy: Policy, vision: Vision, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Weighted cross-entropy of the response tokens, and which answers are right (B,)."""
-    types = (ids == policy.image_token).int()
-    positions, _ = policy.trunk.get_rope_index(ids, mm_token_type_ids=types, image_grid_thw=vision.grid_thw)
-    embeddings = policy.trunk.get_input_embeddings()(ids)
-    mask = types.bool()
-    embeddings = embeddings.masked_scatter(mask[:, :, None], vision.features[0])
-    out = policy.trunk.language_model(
-        inputs_embeds=embeddings, position_ids=positions, visual_pos_masks=mask,
-        deepstack_visual_embeds=[m.flatten(0, 1) for m in vision.features[1:]], use_cache=False,
-    )  # fmt: skip
-    scored = weights[:, 1:] > 0
-    logits, targets = policy.head(out.last_hidden_state[:, :-1][scored]), ids[:, 1:][scored]
-    weight = weights[:, 1:][scored]
-    loss = (F.cross_entropy(logits, targets, reduction="none") * weight).sum() / weight.sum()
-    return loss, (logits.argmax(-1) == targets)[weight == ANSWER_WEIGHT]
+        yield torch.tensor(rows), *sft.batch_of([make_example(policy, scenes[r], look_share, rng) for r in rows], policy.pad_id)
 
 
 def train_language(
     policy: Policy, vision: Vision, scenes: list, steps: int, lr: float, look_share: float, name: str, seed: int
 ) -> None:
     """Stages 2 and 3. vision holds the pool's maps (POOL, N, D); the tower stays frozen."""
-    model = policy.trunk.language_model.requires_grad_(True)
-    optimizer, schedule = make_optimizer(list(model.parameters()), lr, steps)
     source = batches(policy, scenes, look_share, random.Random(f"{name} {seed}"))
-    for _ in (bar := trange(steps, desc=name)):
-        rows, ids, weights = next(source)
-        part = Vision([m[rows] for m in vision.features], vision.grid_thw.expand(len(rows), 3), vision.grid)
-        loss, right = language_loss(policy, part, ids, weights)
-        descend(loss, optimizer, schedule)
-        bar.set_postfix(loss=f"{loss.item():.3f}", answers=f"{right.float().mean():.2f}")
-    model.requires_grad_(False)
+
+    def loss_of(batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, dict[str, float]]:
+        rows, ids, weights = batch
+        return sft.language_loss(policy, vision.edited([m[rows] for m in vision.features]), ids, weights)
+
+    sft.train(list(policy.trunk.language_model.parameters()), source, loss_of, steps, lr, name)
 
 
 # ── all of it ───────────────────────────────────────────────────────────────────────────────────────────────────────
