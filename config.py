@@ -8,6 +8,7 @@ table elsewhere owns (a backbone, a method) are checked by whoever owns the tabl
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -32,12 +33,13 @@ class Config:
 
     backbone: str = arg("tiny", "tiny, qwen2.5-vl-3b, qwen2.5-vl-7b, qwen3-vl-8b, qwen3.5-9b, or a local directory")
     method: str = arg("answer-ced", "correctness, additive, papo, vppo, answer-ced or cot-ced: a row of METHODS")
-    data: str = arg("toy", "toy, or a COCO-format folder: instances.json and images")
+    data: str = arg("coco", "coco (val2017, fetched once), toy, a COCO-format folder or a .jsonl file")
+    cache: str = arg("~/.cache/evidence-rl", "where --data coco is kept")
     out: str = arg("", "run directory (default: runs/BACKBONE-METHOD-SEED)")
     seed: int = arg(0, "every random draw is a function of it")
     # 1 sample
     steps: int = arg(2000, "optimizer steps", least=1)
-    prompts_per_step: int = arg(1, "prompts, i.e. groups, of one optimizer step", least=1)
+    prompts_per_step: int = arg(0, "prompts, i.e. groups, of one optimizer step; 0: one a process", least=0)
     group_size: int = arg(32, "G: answers sampled to each prompt", least=2)
     temperature: float = arg(1.0, "of sampling; old, new and reference log-probabilities use the same", above=0)
     max_new_tokens: int = arg(128, "longest response, in tokens", least=1)
@@ -113,7 +115,7 @@ def outside(
 
 # What the tiny backbone needs otherwise; everything else is the paper's. The advantage and AdamW both divide the reward's scale
 # out, so how far a run goes is lr x steps: the log-odds of looking rise by 0.2 nat a thousandth of it, in few steps or in many.
-TINY_RECIPE = {"steps": 60, "prompts_per_step": 4, "group_size": 16, "lr": 1e-3, "max_new_tokens": 16}
+TINY_RECIPE = {"data": "toy", "steps": 60, "prompts_per_step": 4, "group_size": 16, "lr": 1e-3, "max_new_tokens": 16}
 
 
 # ── flags → Config ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -139,6 +141,8 @@ def recipe_of(backbone: str) -> dict[str, Any]:
 def configure(given: dict[str, Any]) -> Config:
     """The configuration of a new run: the flags given, then the backbone's recipe, then the paper's defaults."""
     config = Config(**(recipe_of(given.get("backbone", Config.backbone)) | given))
+    if config.prompts_per_step == 0:  # written down, so that a run that goes on keeps it on any number of processes
+        config = replace(config, prompts_per_step=int(os.environ.get("WORLD_SIZE", "1")))
     if not config.out:
         config = replace(config, out=f"runs/{Path(config.backbone).name}-{config.method}-{config.seed}")
     return config.check()

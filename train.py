@@ -240,6 +240,8 @@ def run(config: Config, resume: bool, stop_after: int | None = None) -> None:
         if ranks.rank() == 0:
             trainable = sum(p.numel() for p in policy.adapter.parameters() if p.requires_grad)
             print(f"{config.backbone}: {trainable:,} trainable parameters; writing to {out}")
+            if config.prompts_per_step < ranks.world():
+                print(f"--prompts-per-step {config.prompts_per_step}: of {ranks.world()} processes the rest has nothing to do")
         before = measure_base(policy, held_out, config, out)
         if not train(policy, samples, config, out, stop_after):
             if ranks.rank() == 0:

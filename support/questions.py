@@ -1,4 +1,4 @@
-"""Which questions a configuration means: those of the toy world, which is drawn for it, or of a folder or file of one's own.
+"""Which questions a configuration means: the toy world's, which is drawn for it, COCO's, or one's own.
 
     Config.data → {"train": samples, "val": samples, ...}, each question short enough to be asked
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import data
 from config import Config, InputError
 from models import Policy
+from support import coco
 from toy import world
 
 
@@ -26,7 +27,8 @@ def load_samples(
         counts = splits["train"][1]
         splits = {name: samples for name, (samples, _) in splits.items()}
     else:
-        samples, counts = data.load(Path(config.data), *filters)
+        folder = coco.fetch(Path(config.cache)) if config.data == "coco" else Path(config.data)
+        samples, counts = data.load(folder, *filters)
         splits = data.by_split(samples)
     for samples in splits.values():
         check_prompts(policy, samples, config)

@@ -8,7 +8,7 @@ import data
 from config import Config, InputError
 from support.questions import check_prompts, load_samples
 
-CONFIG = Config()
+CONFIG = Config(data="toy")
 
 
 def test_the_toy_world_is_drawn_and_counted(small_world, tiny_policy, tmp_path, capsys):
