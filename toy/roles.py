@@ -2,7 +2,7 @@
 
     role        prompt                            learns                                              from
     policy      question, think, then answer.     solutions that look or recall, and slip             the backbone
-    extractor   question, list the facts.         count, color and side of both classes, as JSON      the backbone
+    extractor   question, list the facts.         color, side and count of both classes, as JSON      the backbone
     verifier    question, is each step right?     P(right) at the end of each step of the policy's    the policy
                                                   own solutions (few bits, which teach no language)
 
