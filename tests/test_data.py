@@ -137,7 +137,7 @@ def test_folder_without_instances(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content, message", [("{nope", "not JSON"), ("[1]", "expected COCO's lists"), ("{}", "expected COCO's lists")]
+    "content, message", [("{nope", "not JSON"), ("[1]", "expected an object"), ("{}", "images: expected a list; found nothing; annotations:")]
 )
 def test_broken_instances(tmp_path, content, message):
     (tmp_path / "instances.json").write_text(content)
@@ -148,10 +148,10 @@ def test_broken_instances(tmp_path, content, message):
 @pytest.mark.parametrize(
     "annotation, message",
     [
-        ({"image_id": 99}, "annotation 1: no image 99"),
-        ({"category_id": 99}, "annotation 1: no category 99"),
-        ({"bbox": [1, 2, 3]}, r"annotation 1: bbox: expected \[x, y, width, height\]"),
-        ({"bbox": None}, r"annotation 1: bbox: expected \[x, y, width, height\]"),
+        ({"image_id": 99}, r"annotations\[0\] \(id 1\): image_id: expected the id of one of the file's; found '99'"),
+        ({"category_id": 99}, r"annotations\[0\] \(id 1\): category_id: expected the id of one of the file's; found '99'"),
+        ({"bbox": [1, 2, 3]}, r"annotations\[0\] \(id 1\): bbox: expected \[x, y, width, height\]"),
+        ({"bbox": None}, r"annotations\[0\] \(id 1\): bbox: expected \[x, y, width, height\]"),
     ],
 )
 def test_annotations_that_point_nowhere(tmp_path, annotation, message):
@@ -225,7 +225,7 @@ def test_every_bad_line_is_reported_with_its_number(tmp_path):
         data.load(jsonl(tmp_path, *bad), *FILTERS)
     text = str(error.value)
     assert "7 bad lines" in text and all(f"line {n}: " in text for n in range(2, 9)) and "line 1:" not in text
-    assert "line 4: lacks question, answer, family" in text and "found 'smell'" in text
+    assert "line 4: question: expected a text; found nothing; answer: expected" in text and "found 'smell'" in text
 
 
 def test_the_sample_file_reads_back_as_the_same_samples(tmp_path, capsys):

@@ -109,8 +109,8 @@ def test_visual_tokens_of_a_real_image(directory, shared, coco_mini):
 
 def test_overlay_of_a_person_in_every_grid(coco_mini, tmp_path):
     """A picture of which tokens one person's box owns; set TOKEN_SHEET to keep it."""
-    people = [a for a in data.read_coco(coco_mini).imgToAnns[397133] if a["category_id"] == 1]
-    box = tuple(max(people, key=lambda a: a["area"])["bbox"])
+    people = [a for a in data.read_coco(coco_mini).annotations["397133"] if a["category_id"] == "1"]
+    box = tuple(max(people, key=lambda a: a["bbox"][2] * a["bbox"][3])["bbox"])
     image = photo(coco_mini)
     size = data.open_image(image).size
     grids = {name: models.token_grid(AutoImageProcessor.from_pretrained(QWEN / name), size) for name in BACKBONES}
