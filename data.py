@@ -178,7 +178,8 @@ def read_coco(folder: Path, counts: Counter | None = None) -> Coco:
     lists = fields(read_json(path), COCO_LISTS, path)
     tables = {"images": IMAGE, "annotations": ANNOTATION, "categories": CATEGORY}
     images, annotations, categories = (
-        [fields(entry, table, place(path, kind, i, entry)) for i, entry in enumerate(lists[kind])] for kind, table in tables.items()
+        [fields(entry, table, place(path, kind, i, entry)) for i, entry in enumerate(lists[kind])]
+        for kind, table in tables.items()
     )
     for kind, entries in (("images", images), ("categories", categories)):
         unique([entry["id"] for entry in entries], path, kind)

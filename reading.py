@@ -77,6 +77,14 @@ def read_json(path: Path) -> Any:
     return parse_json(read_text(path), path)
 
 
+def read_object(path: Path) -> dict:
+    """The object that a JSON file holds, which a run wrote."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: expected an object; found {shown(value)}")
+    return value
+
+
 def json_lines(path: Path) -> list[tuple[int, str]]:
     """(number, text) of each line of a JSON-lines file that is not blank. Raises InputError for one JSON list."""
     text = read_text(path)
