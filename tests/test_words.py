@@ -30,7 +30,8 @@ def test_a_name_without_a_letter_is_none(name):
     ("human", "a human", "humans"), ("sheep", "a sheep", "sheep"), ("skis", "a pair of skis", "pairs of skis"),
     ("broccoli", "a piece of broccoli", "pieces of broccoli"), ("hourglass", "an hourglass", "hourglasses"),
     ("unicycle", "a unicycle", "unicycles"), ("umbrella", "an umbrella", "umbrellas"), ("apple", "an apple", "apples"),
-    ("handbag or satchel", "a handbag or satchel", "handbags or satchels"), ("computer mouse", "a computer mouse", "computer mice"),
+    ("handbag or satchel", "a handbag or satchel", "handbags or satchels"),
+    ("computer mouse", "a computer mouse", "computer mice"),
     ("bunch of grapes", "a bunch of grapes", "bunches of grapes"), ("fire hydrant", "a fire hydrant", "fire hydrants"),
 ])  # fmt: skip
 def test_one_and_many(name, one, many):
