@@ -85,3 +85,18 @@ def backbone(policy, tmp_path_factory) -> Path:
     for part in (policy.model, policy.tokenizer, policy.image_processor):
         part.save_pretrained(out)
     return out
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pair(request, tmp_path_factory):
+    """The jobs of two ranks that test_ranks.py waits for, and their folder: started with the first test, on the other core."""
+    if not any(item.path.name == "test_ranks.py" for item in request.session.items):
+        yield None
+        return
+    import test_ranks
+
+    folder, world, backbone = tmp_path_factory.mktemp("pair"), *map(request.getfixturevalue, ("world", "backbone"))
+    jobs = test_ranks.start_training_and_asking(folder, world, backbone), test_ranks.start_failing(folder, world)
+    yield *jobs, folder
+    for job in jobs:
+        job.kill()

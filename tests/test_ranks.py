@@ -15,6 +15,7 @@ from test_tasks import RAW
 
 import evaluate
 import train
+from config import InputError
 from support import ranks
 
 TRAIN = ["--steps", "2", "--prompts-per-step", "3", "--group-size", "4", "--eval-prompts", "1", "--eval-group", "2"]
@@ -22,17 +23,16 @@ TRAIN += ["--lr", "1e-4"]  # AdamW magnifies rounding to a share of lr
 ASK = ["--max-new-tokens", "3", "--batch-size", "2", "--benchmarks"]
 
 
-def torchrun(script: Path, *flags: str | Path) -> subprocess.CompletedProcess:
+def torchrun(script: Path, *flags: str | Path) -> subprocess.Popen:
     """A script in two processes, in its own folder."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, *flags]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(launch, cwd=script.parent, env=env, capture_output=True, text=True, timeout=100)
+    return subprocess.Popen(launch, cwd=script.parent, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
+def make_source(folder: Path) -> Path:
     """Six questions in batches of two leave a rank with nothing in the second round; the last image of countbench is broken."""
-    source = blind_source(tmp_path_factory.mktemp("source"))
+    source = blind_source(folder)
     write(source / "piqa", [RAW["piqa"] | {"goal": goal} for goal in ("red", "star", "left")])
     shutil.copytree(source / "vlmsareblind" / "images", source / "countbench" / "images")
     (source / "countbench" / "images" / "5.png").write_bytes(b"no image")
@@ -40,15 +40,13 @@ def source(tmp_path_factory) -> Path:
     return source
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory, world, backbone, source) -> tuple[subprocess.CompletedProcess, Path]:
-    """Two ranks train, then ask three benchmarks, the last in vain; and the folder that they leave. Starting them is what takes
-    time, so they start once, and both commands share a process group.
-    """
-    script = tmp_path_factory.mktemp("two") / "two.py"
+def start_training_and_asking(folder: Path, world: dict[str, Path], backbone: Path) -> subprocess.Popen:
+    """Two ranks train, then ask three benchmarks, the last in vain. Starting them is what takes time, so they start once, and
+    both commands share a process group. The `pair` of conftest.py is this and the next, started with the first test."""
     flags = [*TRAIN, "--data", str(world["consistent"]), "--out", "trained"]
+    source = make_source(folder / "source")
     asked = ["--backbone", str(backbone), "--source", str(source), *ASK, "vlmsareblind", "piqa", "countbench"]
-    script.write_text(f"""
+    (folder / "two.py").write_text(f"""
 import pathlib, sys, train, evaluate
 from support import pictures, ranks
 finish, ranks.finish = ranks.finish, lambda: None
@@ -58,7 +56,30 @@ pathlib.Path(f"status-{{ranks.rank()}}").write_text(str(status))
 ranks.finish = finish
 sys.exit(evaluate.main({asked!r}))
 """)
-    return torchrun(script), script.parent
+    return torchrun(folder / "two.py")
+
+
+def start_failing(folder: Path, world: dict[str, Path]) -> subprocess.Popen:
+    """Rank 1 meets an error in its first step."""
+    (folder / "failing.py").write_text("""
+import sys, train
+from support import ranks
+judge = train.judge
+def failing(*args):
+    if ranks.rank() == 1: raise RuntimeError('rank 1 is unwell')
+    return judge(*args)
+train.judge, train.measure_base = failing, lambda *_: {}
+sys.exit(train.main(sys.argv[1:]))
+""")
+    return torchrun(folder / "failing.py", "--data", str(world["conflict"]), "--steps", "2", "--group-size", "4")
+
+
+@pytest.fixture(scope="module")
+def two(pair) -> tuple[subprocess.CompletedProcess, Path]:
+    """The two ranks when they have ended, and the folder that they leave."""
+    job, _, folder = pair
+    out, err = job.communicate(timeout=100)
+    return subprocess.CompletedProcess(job.args, job.returncode, out, err), folder
 
 
 def test_two_ranks_give_the_weights_of_one(two, tmp_path, world, monkeypatch):
@@ -81,11 +102,12 @@ def test_two_ranks_give_the_weights_of_one(two, tmp_path, world, monkeypatch):
         assert a["reward"] == pytest.approx(b["reward"], abs=1e-5) and a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
 
 
-def test_two_ranks_answer_as_one(two, backbone, source, tmp_path, monkeypatch):
+def test_two_ranks_answer_as_one(two, backbone, tmp_path, monkeypatch):
     """Then rank 1 meets a broken image."""
     done, folder = two
     monkeypatch.chdir(tmp_path)
-    assert evaluate.main(["--backbone", str(backbone), "--source", str(source), *ASK, "vlmsareblind", "piqa"]) == 0
+    asked = ["--backbone", str(backbone), "--source", str(folder / "source"), *ASK, "vlmsareblind", "piqa"]
+    assert evaluate.main(asked) == 0
     assert done.returncode != 0 and done.stdout.count("| vlmsareblind | accuracy |") == 1  # rank 0 alone prints
     assert "row 5, image 1: the image does not decode" in done.stderr
     one, both = (where / "runs" / "random-base" for where in (tmp_path, folder))
@@ -95,22 +117,24 @@ def test_two_ranks_answer_as_one(two, backbone, source, tmp_path, monkeypatch):
     assert [reply["id"] for reply in lines(both, "countbench")] == ["0", "1", "2", "3"]  # the first round is kept
 
 
-def test_a_rank_that_fails_ends_the_job_with_its_message(tmp_path, world):
-    """Rank 1 meets an error in its first step; rank 0 must not wait for it for ever."""
-    script = tmp_path / "failing.py"
-    script.write_text(
-        "import sys, train\n"
-        "from support import ranks\n"
-        "judge = train.judge\n"
-        "def failing(*args):\n"
-        "    if ranks.rank() == 1: raise RuntimeError('rank 1 is unwell')\n"
-        "    return judge(*args)\n"
-        "train.judge, train.measure = failing, lambda *_: {}\n"
-        "sys.exit(train.main(sys.argv[1:]))\n"
-    )
-    flags = ["--data", str(world["conflict"]), "--steps", "2", "--group-size", "4", "--eval-prompts", "1", "--eval-group", "2"]
-    done = torchrun(script, *flags)
-    assert done.returncode != 0 and "rank 1 is unwell" in done.stderr
+def test_a_rank_that_fails_ends_the_job_with_its_message(pair):
+    """Rank 0 must not wait for it for ever."""
+    _, job, _ = pair
+    _, err = job.communicate(timeout=100)
+    assert job.returncode != 0 and "rank 1 is unwell" in err
+
+
+def test_wrong_input_of_the_first_rank_ends_every_rank(monkeypatch, capsys):
+    """Rank 0 tells it, the others end with the same status and say nothing."""
+
+    def refuse():
+        raise InputError("--out x: holds this run")
+
+    assert ranks.command("train.py", lambda: ranks.first(refuse)) == 2
+    assert capsys.readouterr().err == "train.py: --out x: holds this run\n"
+    monkeypatch.setattr(ranks, "rank", lambda: 1)
+    monkeypatch.setattr(ranks, "anyone", lambda flag: True)
+    assert ranks.command("train.py", lambda: ranks.first(refuse)) == 2 and capsys.readouterr().err == ""
 
 
 def test_a_rank_without_a_prompt_contributes_zeros(monkeypatch):
