@@ -50,7 +50,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 import grpo
 from config import InputError, load_config
-from reading import make_folder, read_object, shown
+from reading import first_line, make_folder, read_object, shown
 
 # PEFT reads an attribute of the model under the name that transformers has given up, once for every adapter.
 warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
@@ -146,8 +146,7 @@ def door(what: str, source: object) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        said = next(filter(None, map(str.strip, str(error).splitlines())), "no reason given")
-        raise InputError(f"{what}: cannot be loaded from {source}: {type(error).__name__}: {said[:300]}") from error
+        raise InputError(f"{what}: cannot be loaded from {source}: {type(error).__name__}: {first_line(error)}") from error
 
 
 def source_of(name: str) -> str:

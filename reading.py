@@ -293,7 +293,12 @@ def reason(error: BaseException) -> str:
     """An error of Pillow's in words, without an address in memory."""
     if isinstance(error, Image.UnidentifiedImageError):
         return "not an image of a known format"
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return first_line(error)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, on one line; its name if it says nothing."""
+    return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)[:300]
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

@@ -24,7 +24,7 @@ import torch
 
 from config import Config, InputError, differences, load_config
 from models import Policy, door
-from reading import OBJECT, Field, fields, make_folder
+from reading import OBJECT, Field, fields, first_line, make_folder
 
 CHECKPOINT, PREVIOUS = "state.pt", "state.previous.pt"
 WHOLE = Field("a whole number", operator.index)
@@ -93,7 +93,7 @@ def load_state(out: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> t
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
         before = path.name == CHECKPOINT and (out / PREVIOUS).is_file()
         advice = f"remove it to continue from {out / PREVIOUS}" if before else "there is none before it"
-        raise InputError(f"{path}: the checkpoint is damaged ({str(error).splitlines()[0]}); {advice}") from error
+        raise InputError(f"{path}: the checkpoint is damaged ({first_line(error)}); {advice}") from error
     state = fields(state, STATE, path)
     restore(policy, optimizer, state, path)
     return state["step"], state["cursor"], state["bad_steps"]
