@@ -20,14 +20,12 @@ from pathlib import Path
 from benchmarks import harness
 from benchmarks.tasks import benchmark
 from config import Config, InputError, flag, load_config
-from reading import OBJECT, fields, read_json
 from rollout import measure
 from studies import comparison
 from support import ranks
+from support.checkpoint import read_results
 from support.questions import load_samples
 from train import load_policy
-
-RESULTS = {"before": OBJECT, "after": OBJECT}  # what a run that has ended writes
 
 
 def evaluate(run: Path, split: str | None, prompts: int | None) -> dict[str, dict[str, dict]]:
@@ -59,7 +57,7 @@ def table(scores: dict[str, dict[str, dict]]) -> str:
 
 def compare(runs: Sequence[Path]) -> str:
     """The runs side by side: accuracy before and after on every split, as each run measured it at its end."""
-    results = {run: fields(read_json(run / "results.json"), RESULTS, run / "results.json") for run in runs}
+    results = {run: read_results(run) for run in runs}
     splits = list(dict.fromkeys(split for r in results.values() for split in r["after"]))
     lines = [
         f"| run | method | seed | {' | '.join(f'{s} before → after' for s in splits)} | look share | margin |",

@@ -206,12 +206,14 @@ class Policy:
         torchvision.
         """
         source = source_of(name)
+        model: PreTrainedModel
+        found: dict[str, Any]
         with door(f"--backbone {name}", source):
             model, found = AutoModelForImageTextToText.from_pretrained(source, dtype=dtype, output_loading_info=True)
             if lacking := sorted(map(str, found["missing_keys"])):
                 raise InputError(f"--backbone {name}: {len(lacking)} weights are missing from {source}, as {lacking[0]}")
             tokenizer = AutoTokenizer.from_pretrained(source)
-            if len(tokenizer) <= model.config.image_token_id:  # transformers makes an empty one where files are missing
+            if len(tokenizer) <= model.config.image_token_id:  # where files are missing, transformers makes an empty one
                 raise InputError(f"--backbone {name}: expected the model's tokenizer at {source}; found one of {len(tokenizer)} "
                                  f"tokens, without the image token {model.config.image_token_id}")  # fmt: skip
             if not tokenizer.chat_template:
@@ -513,8 +515,8 @@ class TokenLogProb(torch.autograd.Function):
         return grad[:, None].to(gradient.dtype) * gradient, None, None, None
 
 
-COPIED = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json", "chat_template.*",
-          "tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json")  # fmt: skip
+COPIED = ["preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json", "chat_template.*",
+          "tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"]  # fmt: skip
 
 
 def merge(run: Path, out: Path) -> None:

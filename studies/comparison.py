@@ -24,8 +24,9 @@ import data
 import train
 from config import Config, InputError, configure, flag, resumed
 from methods import METHODS, method_of
+from reading import json_lines, parse_json
 from support import pictures, ranks
-from support.checkpoint import Interruption
+from support.checkpoint import Interruption, read_results
 
 EDGE_STEPS = 10  # response length is that of the first and of the last so many steps
 LAST_LINES = 3  # of what a failed run wrote to stderr
@@ -149,8 +150,8 @@ def summarize(runs: dict[str, Config]) -> tuple[dict, dict[str, list[list[dict]]
         run = Path(config.out)
         if not (run / "results.json").is_file():
             continue
-        results = json.loads((run / "results.json").read_text())
-        log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        results = read_results(run)
+        log = [parse_json(line, f"{run}/log.jsonl, line {number}") for number, line in json_lines(run / "log.jsonl")]
         rows["frozen base"][config.seed] = scores_of(results["before"])
         rows.setdefault(config.method, {})[config.seed] = run_scores(results, log)
         curves.setdefault(config.method, []).append(log)

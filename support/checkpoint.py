@@ -24,11 +24,12 @@ import torch
 
 from config import Config, InputError, differences, load_config
 from models import Policy, door
-from reading import OBJECT, Field, fields, first_line, make_folder
+from reading import OBJECT, Field, fields, first_line, make_folder, read_json
 
 CHECKPOINT, PREVIOUS = "state.pt", "state.previous.pt"
 WHOLE = Field("a whole number", operator.index)
 STATE = {"step": WHOLE, "cursor": WHOLE, "bad_steps": WHOLE, "adapter": OBJECT, "optimizer": OBJECT}  # of a checkpoint
+RESULTS = {"before": OBJECT, "after": OBJECT}  # of results.json
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -36,6 +37,11 @@ def write_whole(path: Path, content: bytes) -> None:
     partial = path.with_name(f"{path.name}.partial")
     partial.write_bytes(content)
     os.replace(partial, path)
+
+
+def read_results(run: Path) -> dict[str, dict]:
+    """The scores before and after of a run that has ended. Raises InputError for a damaged file."""
+    return fields(read_json(run / "results.json"), RESULTS, run / "results.json")
 
 
 def as_json(value: Any) -> str:

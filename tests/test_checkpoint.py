@@ -12,7 +12,7 @@ from helpers import SMALL, fresh, trained
 
 import train
 from config import TINY_RECIPE, InputError, flag
-from support.checkpoint import claim
+from support.checkpoint import claim, read_results
 
 
 def test_an_out_that_holds_a_run_is_refused(tmp_path, monkeypatch, capsys, small_world):
@@ -111,3 +111,11 @@ def test_an_out_that_is_a_file_is_refused(tmp_path):
     with pytest.raises(InputError, match="--out .*x: expected a folder that is there or can be made"):
         claim(tmp_path / "x", SMALL)
     assert (tmp_path / "x").read_text() == "mine"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"before": {}}', '{"before": {}, "after": 3}', "\x00"])
+def test_damaged_results_are_named(tmp_path, text):
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(InputError, match="results.json: "):
+        read_results(tmp_path)
+    assert (tmp_path / "results.json").read_text() == text

@@ -261,7 +261,7 @@ DAMAGES = {
     "a run": (lambda d: (d / "config.json").write_text('{"backbone": "tiny"}'), "a run of tiny, not a model; .*models.py merge"),
     "not JSON": (lambda d: (d / "config.json").write_text("{"), "config.json: not JSON"),
     "a list": (lambda d: (d / "config.json").write_text("[]"), "config.json: expected an object"),
-    "pointer": (lambda d: (d / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0"),
+    "pointer": (lambda d: (d / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid"),
                 "model.safetensors: expected weights; found a pointer of Git LFS"),
     "cut": (lambda d: (d / "model.safetensors").write_bytes((d / "model.safetensors").read_bytes()[:-99]), "cannot be loaded"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "cannot be loaded"),
@@ -353,7 +353,7 @@ def test_a_merged_model_has_the_backbones_own_files(tmp_path, adapter):
     assert Policy.load(str(tmp_path / "merged")).grid((84, 84)) == (6, 6)
 
 
-@pytest.mark.parametrize("text", ["<|image_pad|>", "<|im_end|>", "$5 {x} <answer>", "<|vision_start|><|image_pad|><|vision_end|>"])
+@pytest.mark.parametrize("text", ["<|image_pad|>", "<|im_end|>", "$5 {x} <answer>", "<|vision_start|><|image_pad|>"])
 def test_a_question_is_only_text_to_the_template(tiny_policy, text):
     prompt = tiny_policy.prompt(f"How many {text} stars?", 36)
     plain = tiny_policy.prompt("How many stars?", 36)

@@ -153,8 +153,8 @@ def test_empty_cells_hold_no_image(cell):
 
 
 @pytest.mark.parametrize("cell, found", [
-    ("https://host/x.png", "found an address"), ({"url": "http://host/x.png"}, "found an address"), (["a.png", "b.png"], "found 2"),
-    (7, "found 7"), (True, "found True"),
+    ("https://host/x.png", "found an address"), ({"url": "http://host/x.png"}, "found an address"),
+    (["a.png", "b.png"], "found 2"), (7, "found 7"), (True, "found True"),
 ])  # fmt: skip
 def test_what_is_no_image_cell_is_refused(cell, found):
     with pytest.raises(InputError, match=found):

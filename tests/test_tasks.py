@@ -605,7 +605,8 @@ def test_common_rows_are_taken_as_they_are():
 # ── what people bring ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 @pytest.mark.parametrize("options", [
-    ["an oak", "an elm"], "['an oak', 'an elm']", '["an oak", "an elm"]', '["an oak", "an elm", null]', ["an oak", "an elm", None],
+    ["an oak", "an elm"], "['an oak', 'an elm']", '["an oak", "an elm"]', '["an oak", "an elm", null]',
+    ["an oak", "an elm", None],
 ])
 def test_options_as_a_list_or_as_a_text(options):
     assert row("mmmu", options=options).options == {"A": "an oak", "B": "an elm"}
