@@ -214,8 +214,8 @@ class Policy:
                 raise InputError(f"--backbone {name}: {len(lacking)} weights are missing from {source}, as {lacking[0]}")
             tokenizer = AutoTokenizer.from_pretrained(source)
             if len(tokenizer) <= model.config.image_token_id:  # where files are missing, transformers makes an empty one
-                raise InputError(f"--backbone {name}: expected the model's tokenizer at {source}; found one of {len(tokenizer)} "
-                                 f"tokens, without the image token {model.config.image_token_id}")  # fmt: skip
+                raise InputError(f"--backbone {name}: expected the model's tokenizer at {source}; found one of "
+                                 f"{len(tokenizer)} tokens, without the image token {model.config.image_token_id}")  # fmt: skip
             if not tokenizer.chat_template:
                 raise InputError(f"--backbone {name}: expected a chat template at {source}: an instruction-tuned model has one")
             return cls(model.to(device), tokenizer, AutoImageProcessor.from_pretrained(source))

@@ -302,7 +302,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_config_flags(parser)
     parser.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this directory")
     parser.add_argument("--dry-run", action="store_true", help="print what the run would cost, and end")
-    parser.add_argument("--debug", action="store_true", help="show where an error of the input was met")
+    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show where an error arose")
     parser.add_argument("--stop-after", type=int, metavar="N", help="stop after step N as an interruption would")
     return parser
 
@@ -321,7 +321,7 @@ def act(given: dict[str, Any]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input, with a message that says what was expected and what was found."""
     given = vars(make_parser().parse_args(argv))
-    return ranks.command("train.py", lambda: act(given), given.pop("debug"))
+    return ranks.command("train.py", lambda: act(given), given.pop("debug", False))
 
 
 if __name__ == "__main__":

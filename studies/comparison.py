@@ -24,7 +24,7 @@ import data
 import train
 from config import Config, InputError, configure, flag, resumed
 from methods import METHODS, method_of
-from reading import json_lines, parse_json
+from reading import json_lines, make_folder, parse_json
 from support import pictures, ranks
 from support.checkpoint import Interruption, read_results
 
@@ -39,6 +39,7 @@ Scores = dict[str, float]  # by column, e.g. `conflict accuracy`
 def configurations(methods: Sequence[str], seeds: Sequence[int], out: Path, flags: Sequence[str]) -> dict[str, Config]:
     """The runs by name, METHOD-SEED, with train.py's flags applied to all. Raises InputError for flags that cannot be."""
     given = vars(train.make_parser().parse_args(flags))
+    given.pop("debug", None)
     for name in ("resume", "dry_run", "stop_after"):
         if given.pop(name):
             raise InputError(f"{flag(name)}: is for a single run of train.py")
@@ -208,7 +209,7 @@ def compare(args: argparse.Namespace, flags: Sequence[str]) -> int:
         raise InputError(f"--workers: expected at least 1; found {args.workers}")
     runs = configurations(args.methods, args.seeds, args.out, flags)
     to_do = {name: command(config, flags) for name, config in runs.items() if not ended(config)}
-    args.out.mkdir(parents=True, exist_ok=True)
+    make_folder(args.out, "--out")
     failed = run_all(to_do, args.workers, args.out, len(runs) - len(to_do))
     missing = {
         name: failed.get(name, "stopped; the same command continues it") for name, config in runs.items() if not ended(config)

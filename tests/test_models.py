@@ -258,7 +258,7 @@ DAMAGES = {
     "another architecture": (lambda d: edit(d / "config.json", model_type="llava"), "model_type .*found 'llava'"),
     "unknown type": (lambda d: edit(d / "config.json", model_type="x9"), "model_type .*found 'x9'"),
     "no type": (lambda d: edit(d / "config.json", model_type=None), "model_type .*found None"),
-    "a run": (lambda d: (d / "config.json").write_text('{"backbone": "tiny"}'), "a run of tiny, not a model; .*models.py merge"),
+    "a run": (lambda d: (d / "config.json").write_text('{"backbone": "tiny"}'), "a run of tiny, not a model; .*merge"),
     "not JSON": (lambda d: (d / "config.json").write_text("{"), "config.json: not JSON"),
     "a list": (lambda d: (d / "config.json").write_text("[]"), "config.json: expected an object"),
     "pointer": (lambda d: (d / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid"),
