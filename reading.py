@@ -263,10 +263,13 @@ def locate(cell: Any, folder: Path) -> Any:
 
 
 def open_image(source: Any, place: object = None) -> Image.Image:
-    """The stored pixels as RGB, from anything that `locate` knows. Raises InputError with `place`, which is the path if it is
-    not given."""
-    source = locate(source, Path())
-    place = source if place is None else place
+    """The stored pixels as RGB, from anything that `locate` knows. Raises InputError with `place`, which is the path where
+    there is one and no other is given."""
+    place = source if place is None and isinstance(source, Path) else place or "an image"
+    try:
+        source = locate(source, Path())
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from error
     if source is None:
         raise InputError(f"{place}: the image is missing")
     try:

@@ -573,12 +573,15 @@ def read_parquet(path: Path) -> list[dict]:
 
 
 def located(row: dict, path: Path, position: int) -> dict:
-    """The row with its images as `locate` has them. Raises InputError, naming row and column."""
+    """The row with its images as `locate` has them; several in a cell stay a list. Raises InputError, naming row and column."""
     found = dict(row)
     for column in row:
         if isinstance(column, str) and re.fullmatch(r"(decoded_)?image(_\d)?", column):
             try:
-                found[column] = locate(row[column], path.parent)
+                several = isinstance(row[column], list) and len(row[column]) > 1
+                found[column] = (
+                    [locate(one, path.parent) for one in row[column]] if several else locate(row[column], path.parent)
+                )
             except InputError as error:
                 raise InputError(f"{path}, row {position}, column {column!r}: {error}") from error
     return found

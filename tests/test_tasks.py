@@ -664,11 +664,17 @@ def test_an_empty_image_cell_is_an_image_that_lacks(tmp_path, cell):
     assert to_rows("countbench", find_rows("countbench", tmp_path))[0].lacks == "image"
 
 
-@pytest.mark.parametrize("cell", ["https://host/x.png", {"url": "https://host/x.png"}, ["a.png", "b.png"], 7])
+@pytest.mark.parametrize("cell", ["https://host/x.png", {"url": "https://host/x.png"}, ["a.png", "ftp://b"], 7])
 def test_other_image_cells_are_refused_with_row_and_column(tmp_path, cell):
     (tmp_path / "countbench.json").write_text(json.dumps([RAW["countbench"], RAW["countbench"] | {"image": cell}]))
     with pytest.raises(InputError, match=r"countbench\.json, row 1, column 'image': expected"):
         find_rows("countbench", tmp_path)
+
+
+def test_several_images_in_the_cell_of_one_are_refused(tmp_path):
+    (tmp_path / "countbench.json").write_text(json.dumps([RAW["countbench"] | {"image": ["a.png", "b.png"]}]))
+    with pytest.raises(InputError, match="row 0, image 1: expected one image; found 2"):
+        content(*to_rows("countbench", find_rows("countbench", tmp_path)))
 
 
 def test_official_replies_are_read(tmp_path):
