@@ -1,4 +1,4 @@
-"""Every number of a run in one place: `Config`, its command-line flags, and `InputError`, what wrong input raises.
+"""Every number of a run in one place: `Config`, its command-line flags, checked where they come from.
 
     given flags ─configure─▶ Config ─▶ runs/x/config.json ─load_config─▶ Config ─resumed─▶ Config
 
@@ -7,19 +7,17 @@ table elsewhere owns (a backbone, a method) are checked by whoever owns the tabl
 """
 
 import argparse
-import json
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import ced
 import grpo
-
-
-class InputError(ValueError):
-    """The user's input is wrong: the message names the file or flag, what was expected and what was found."""
+from reading import Field, InputError, optional, read_json, require
+from reading import fields as checked
 
 
 def arg(default: Any, help: str, **bounds: Any) -> Any:
@@ -104,6 +102,8 @@ def outside(
     value: Any, least: float | None = None, most: float | None = None, above: float | None = None, choices: Sequence[str] = ()
 ) -> str:
     """What a value should have been, in words, if it lies outside its bounds; "" if it is fine."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a finite number"
     if least is not None and value < least:
         return f"at least {least}"
     if most is not None and value > most:
@@ -152,10 +152,26 @@ def configure(given: dict[str, Any]) -> Config:
 def load_config(run: Path) -> Config:
     """The configuration of a run directory. Raises InputError if there is none."""
     path = Path(run) / "config.json"
+    if not path.is_file():
+        raise InputError(f"{path}: expected the configuration of a run; found no such file")
+    found, table = read_json(path), {f.name: optional(Field(f.type.__name__, typed(f.type))) for f in fields(Config)}
+    values = checked(found, table, path)
+    if unknown := found.keys() - table.keys():
+        raise InputError(f"{path}: {', '.join(sorted(unknown))}: expected a field of this version's configuration")
     try:
-        return Config(**json.loads(path.read_text()))
-    except (OSError, TypeError, json.JSONDecodeError) as error:
-        raise InputError(f"{path}: expected the configuration of a run: {error}") from error
+        return Config(**{name: value for name, value in values.items() if value is not None}).check()
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def typed(kind: type) -> Callable[[Any], Any]:
+    """Reads a value of a field's type; a whole number is a float too."""
+
+    def read(value: Any) -> Any:
+        require(isinstance(value, bool) == (kind is bool) and isinstance(value, (int, float) if kind is float else kind))
+        return kind(value)
+
+    return read
 
 
 def differences(there: Config, asked: Config) -> str:

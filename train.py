@@ -36,7 +36,7 @@ from methods import method_of, rewards_of
 from models import Policy
 from rollout import Group, Judgement, judge, measure, measure_base, sample_group, sample_groups, seeded
 from support import pictures, ranks
-from support.checkpoint import CHECKPOINT, Interruption, claim, cut_log, load_state, save_state, write_whole
+from support.checkpoint import CHECKPOINT, Interruption, as_json, claim, cut_log, load_state, save_state, write_whole
 from support.plan import plan
 from support.questions import load_samples
 from toy import world
@@ -197,7 +197,7 @@ def train(policy: Policy, samples: list[data.Sample], config: Config, out: Path,
             stop = ranks.anyone(interruption.wished) or step + 1 == stop_after
             if main_rank:
                 with (out / "log.jsonl").open("a") as log:
-                    log.write(json.dumps(row) + "\n")
+                    log.write(as_json(row) + "\n")
                 if stop or (step + 1) % config.save_every == 0 or step + 1 == config.steps:
                     save_state(out, policy, optimizer, step + 1, sampler.cursor, bad_steps)
             bar.set_postfix({k: f"{row[k]:.2f}" for k in ("reward", "accuracy", "look_share", "kl")})
@@ -304,6 +304,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_config_flags(parser)
     parser.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this directory")
     parser.add_argument("--dry-run", action="store_true", help="print what the run would cost, and end")
+    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show where an error arose")
     parser.add_argument("--stop-after", type=int, metavar="N", help="stop after step N as an interruption would")
     return parser
 
@@ -322,7 +323,7 @@ def act(given: dict[str, Any]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input, with a message that says what was expected and what was found."""
     given = vars(make_parser().parse_args(argv))
-    return ranks.command("train.py", lambda: act(given))
+    return ranks.command("train.py", lambda: act(given), given.pop("debug", False))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from helpers import SMALL, fresh, trained
 
 import train
 from config import TINY_RECIPE, InputError, flag
-from support.checkpoint import claim
+from support.checkpoint import claim, read_results
 
 
 def test_an_out_that_holds_a_run_is_refused(tmp_path, monkeypatch, capsys, small_world):
@@ -75,3 +75,47 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(samples, tm
         trained(config, samples, tmp_path)
     state.unlink()
     assert torch.equal(trained(config, samples, tmp_path), trained(config, samples, tmp_path / "again"))
+
+
+DAMAGES = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:1000]),
+    "empty": lambda path: path.write_bytes(b""),
+    "a text": lambda path: path.write_text("version https://git-lfs.github.com/spec/v1"),
+    "no object": lambda path: torch.save([1], path),
+    "fields are missing": lambda path: torch.save({"step": 1}, path),
+    "a field of another type": lambda path: torch.save(torch.load(path) | {"step": "one"}, path),
+    "another optimizer": lambda path: torch.save(torch.load(path) | {"optimizer": {"state": {}, "param_groups": []}}, path),
+    "a weight is missing": lambda path: torch.save(torch.load(path) | {"adapter": {}}, path),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_checkpoint_that_does_not_fit_is_one_line_and_stays(samples, tmp_path, damage):
+    trained(replace(SMALL, steps=1), samples, tmp_path)
+    DAMAGES[damage](tmp_path / "state.pt")
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    with pytest.raises(InputError, match="state.pt") as error:
+        trained(SMALL, samples, tmp_path)
+    assert "\n" not in str(error.value) and {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("change", [{"lora_rank": 4}, {"lora_layers": 2}])
+def test_a_checkpoint_of_another_adapter_is_refused(samples, tmp_path, change):
+    trained(replace(SMALL, steps=1), samples, tmp_path)
+    with pytest.raises(InputError, match="that of another adapter: .*: expected the shape .*; found"):
+        trained(replace(SMALL, **change), samples, tmp_path)
+
+
+def test_an_out_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "x").write_text("mine")
+    with pytest.raises(InputError, match="--out .*x: expected a folder that is there or can be made"):
+        claim(tmp_path / "x", SMALL)
+    assert (tmp_path / "x").read_text() == "mine"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"before": {}}', '{"before": {}, "after": 3}', "\x00"])
+def test_damaged_results_are_named(tmp_path, text):
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(InputError, match="results.json: "):
+        read_results(tmp_path)
+    assert (tmp_path / "results.json").read_text() == text
