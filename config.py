@@ -22,7 +22,12 @@ from reading import fields as checked
 
 def arg(default: Any, help: str, **bounds: Any) -> Any:
     """A Config field: its default, the help text of its flag, and its bounds: least, most, above, choices."""
-    return field(default=default, metadata={"help": help, **bounds})
+    return field(default=default, metadata={"help": help, "bounds": bounds})
+
+
+def free(default: Any, help: str, **bounds: Any) -> Any:
+    """A Config field that changes nothing of what is computed, so that a run which goes on may change it."""
+    return field(default=default, metadata={"help": help, "bounds": bounds, "free": True})
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Config:
     backbone: str = arg("tiny", "tiny, qwen2.5-vl-3b, qwen2.5-vl-7b, qwen3-vl-8b, qwen3.5-9b, or a local directory")
     method: str = arg("answer-ced", "correctness, additive, papo, vppo, answer-ced or cot-ced: a row of METHODS")
     data: str = arg("coco", "coco (val2017, fetched once), toy, a COCO-format folder or a .jsonl file")
-    cache: str = arg("~/.cache/evidence-rl", "where --data coco is kept")
+    cache: str = free("~/.cache/evidence-rl", "where --data coco is kept")
     out: str = arg("", "run directory (default: runs/BACKBONE-METHOD-SEED)")
     seed: int = arg(0, "every random draw is a function of it")
     # 1 sample
@@ -42,7 +47,7 @@ class Config:
     temperature: float = arg(1.0, "of sampling; old, new and reference log-probabilities use the same", above=0)
     max_new_tokens: int = arg(128, "longest response, in tokens", least=1)
     thinking: bool = arg(True, "let a backbone that can (Qwen3.5) open its own <think> in the prompt")
-    sample_rows: int = arg(128, "answers sampled at a time, of several prompts together: less memory, same answers", least=0)
+    sample_rows: int = free(128, "answers sampled at a time, of several prompts together: less memory, same answers", least=0)
     max_prompt_tokens: int = arg(4096, "longest prompt, image tokens included; longer ones are refused, never cut")
     # 2 judge
     k: int = arg(3, "K: non-evidence regions of an audit", least=1)
@@ -68,8 +73,8 @@ class Config:
     lora_layers: int = arg(4, "LoRA goes on the last so many decoder layers", least=1)
     lora_rank: int = arg(16, "LoRA rank r", least=1)
     lora_alpha: int = arg(32, "LoRA scale alpha")
-    audit_rows: int = arg(0, "answers x images scored at a time in an audit, 0 for all: less memory, same result", least=0)
-    update_rows: int = arg(0, "answers in one backward pass, 0 for all: less memory, same result", least=0)
+    audit_rows: int = free(0, "answers x images scored at a time in an audit, 0 for all: less memory, same result", least=0)
+    update_rows: int = free(0, "answers in one backward pass, 0 for all: less memory, same result", least=0)
     # 3 learn, as the other systems do (related/)
     mask_patch: int = arg(14, "side in pixels of the squares that PAPO and VPPO blacken", least=1)
     papo_mask: float = arg(0.6, "PAPO: probability of a square to be black", least=0, most=1)
@@ -86,12 +91,12 @@ class Config:
     min_tokens: int = arg(2, "fewest visual tokens an evidence region may own")
     eval_prompts: int = arg(40, "questions of each family and split in the evaluations before and after", least=1)
     eval_group: int = arg(8, "answers sampled to each of them", least=1)
-    save_every: int = arg(50, "steps between checkpoints", least=1)
+    save_every: int = free(50, "steps between checkpoints", least=1)
 
     def check(self) -> "Config":
         """This configuration if it can run. Raises InputError with the flag, what was expected and what was found."""
         for f in fields(self):
-            if expected := outside(getattr(self, f.name), **{k: v for k, v in f.metadata.items() if k != "help"}):
+            if expected := outside(getattr(self, f.name), **f.metadata["bounds"]):
                 raise InputError(f"{flag(f.name)}: expected {expected}; found {getattr(self, f.name)!r}")
         if not self.r_correct > self.r_wrong:
             raise InputError(f"--r-correct: expected more than --r-wrong, {self.r_wrong}; found {self.r_correct}")
@@ -181,8 +186,12 @@ def differences(there: Config, asked: Config) -> str:
 
 
 def resumed(run: Path, given: dict[str, Any]) -> Config:
-    """The configuration of the run in a directory. Raises InputError if flags were given that contradict it."""
+    """The configuration of the run in a directory, with the flags given where these are free. A run may also grow: with more
+    steps it becomes what a run of so many would have been. Raises InputError for flags that contradict the run."""
     config = replace(load_config(run), out=str(run))
-    if other := differences(config, replace(config, **given)):
+    asked = replace(config, **given).check()
+    may = {f.name: getattr(asked, f.name) for f in fields(Config) if f.metadata.get("free")}
+    may["steps"] = max(asked.steps, config.steps)
+    if other := differences(replace(config, **may), asked):
         raise InputError(f"--resume {run}: the run has its own configuration: {other}")
-    return config
+    return asked

@@ -15,10 +15,8 @@ import math
 import os
 import sys
 import tempfile
-import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -36,7 +34,8 @@ from methods import method_of, rewards_of
 from models import Policy
 from rollout import Group, Judgement, judge, measure, measure_base, sample_group, sample_groups, seeded
 from support import pictures, ranks
-from support.checkpoint import CHECKPOINT, Interruption, as_json, claim, cut_log, load_state, save_state, write_whole
+from support.checkpoint import CHECKPOINT, Interruption, as_json, claim, cut_log, go_on, load_state, save_state, write_whole
+from support.clock import Clock, less_memory
 from support.plan import plan
 from support.questions import load_samples
 from toy import world
@@ -108,19 +107,6 @@ def descend(optimizer: torch.optim.Optimizer, grad_clip: float) -> float:
         optimizer.step()
     optimizer.zero_grad()
     return norm
-
-
-class Clock:
-    """Seconds spent in each named part of a step."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = round(time.perf_counter() - start, 4)
 
 
 def describe(group: Group, judgement: Judgement, rewards: Tensor) -> dict:
@@ -235,15 +221,19 @@ def run(config: Config, resume: bool, stop_after: int | None = None) -> None:
     out, policy = Path(config.out), load_trainable(config)
     with tempfile.TemporaryDirectory() as scratch:
         samples, held_out = load_samples(config, policy, Path(scratch), quiet=ranks.rank() > 0)
-        if not resume:
-            ranks.first(lambda: claim(out, config))
+        ranks.first(lambda: go_on(out, config) if resume else claim(out, config))
         if ranks.rank() == 0:
             trainable = sum(p.numel() for p in policy.adapter.parameters() if p.requires_grad)
             print(f"{config.backbone}: {trainable:,} trainable parameters; writing to {out}")
             if config.prompts_per_step < ranks.world():
                 print(f"--prompts-per-step {config.prompts_per_step}: of {ranks.world()} processes the rest has nothing to do")
         before = measure_base(policy, held_out, config, out)
-        if not train(policy, samples, config, out, stop_after):
+        try:
+            done = train(policy, samples, config, out, stop_after)
+        except torch.OutOfMemoryError as error:
+            error.add_note(less_memory(config))
+            raise
+        if not done:
             if ranks.rank() == 0:
                 print(f"stopped; continue with --resume {out}")
             return

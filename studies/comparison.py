@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -22,7 +21,7 @@ from tqdm import tqdm
 
 import data
 import train
-from config import Config, InputError, configure, flag, resumed
+from config import Config, InputError, configure, differences, flag, load_config
 from methods import METHODS, method_of
 from reading import json_lines, make_folder, parse_json
 from support import pictures, ranks
@@ -60,7 +59,8 @@ def ended(config: Config) -> bool:
     """Whether the run has ended. Raises InputError if its directory holds a run of another configuration."""
     run = Path(config.out)
     if (run / "config.json").is_file():
-        resumed(run, asdict(config))
+        if other := differences(load_config(run), config):
+            raise InputError(f"--out {run}: holds a run of another configuration: {other}")
     return (run / "results.json").is_file()
 
 

@@ -69,6 +69,13 @@ def claim(out: Path, config: Config) -> None:
     write_whole(path, json.dumps(asdict(config), indent=1).encode())
 
 
+def go_on(out: Path, config: Config) -> None:
+    """Writes down what a run that goes on does otherwise than so far, and says it."""
+    if other := differences(config, load_config(out)):
+        print(f"from here on: {other}")
+        write_whole(out / "config.json", json.dumps(asdict(config), indent=1).encode())
+
+
 def cut_log(path: Path, rows: int) -> None:
     """Keeps the first rows of a log: those after the checkpoint that a run goes on from will be written again."""
     kept = path.read_text().splitlines(keepends=True)[:rows] if path.is_file() else []

@@ -37,8 +37,8 @@ def finish() -> None:
 
 
 def command(name: str, action: Callable[[], int | None], debug: bool = False) -> int:
-    """Runs what a program does and leaves the process group: its status (None is 0), or 2 with a message for wrong input, which
-    debug lets through with its cause."""
+    """Runs what a program does and leaves the process group: its status (None is 0), or with a message 2 for wrong input and 3
+    for a device without enough memory. debug lets both through with their cause."""
     try:
         return action() or 0
     except Told:
@@ -48,6 +48,11 @@ def command(name: str, action: Callable[[], int | None], debug: bool = False) ->
             raise
         print(f"{name}: {error}", file=sys.stderr)
         return 2
+    except torch.OutOfMemoryError as error:
+        if debug:
+            raise
+        print(f"{name}: out of memory", *getattr(error, "__notes__", []), sep="; ", file=sys.stderr)
+        return 3
     finally:
         finish()
 

@@ -32,6 +32,25 @@ def test_a_resumed_run_equals_an_uninterrupted_one(samples, tmp_path):
     assert len((tmp_path / "halves" / "log.jsonl").read_text().splitlines()) == 4
 
 
+def test_a_run_that_grows_becomes_a_run_that_was_so_long(tmp_path, monkeypatch, capsys, small_world):
+    """What is free may change on the way; a run never shrinks."""
+    monkeypatch.chdir(tmp_path)
+    for picture in ("learning_curves", "audit_sheet"):  # drawn elsewhere, and slowly
+        monkeypatch.setattr(train.pictures, picture, lambda *_: None)
+    flags = ["--eval-prompts", "1", "--eval-group", "2", "--group-size", "4", "--prompts-per-step", "1"]
+    assert train.main([*flags, "--steps", "4", "--out", "long"]) == 0
+    assert train.main([*flags, "--steps", "2", "--out", "short"]) == 0
+    capsys.readouterr()
+    assert train.main(["--resume", "short", "--steps", "4", "--save-every", "1"]) == 0
+    assert "from here on: steps 4, not 2; save_every 1, not 50" in capsys.readouterr().out
+    states = [torch.load(f"{run}/state.pt", weights_only=True)["adapter"] for run in ("long", "short")]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert json.loads(Path("long/results.json").read_text()) == json.loads(Path("short/results.json").read_text())
+    assert len(Path("short/log.jsonl").read_text().splitlines()) == 4
+    assert train.main(["--resume", "short", "--steps", "3"]) == 2
+    assert "steps 4, not 3" in capsys.readouterr().err
+
+
 def test_stop_after_is_an_interruption_that_resume_continues_bit_for_bit(tmp_path, monkeypatch, capsys, small_world):
     monkeypatch.chdir(tmp_path)
     for picture in ("learning_curves", "audit_sheet"):  # drawn elsewhere, and slowly
