@@ -24,8 +24,8 @@ ASK = ["--max-new-tokens", "3", "--batch-size", "2", "--benchmarks"]
 
 
 def torchrun(script: Path, *flags: str | Path) -> subprocess.Popen:
-    """A script in two processes, in its own folder."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, *flags]
+    """A script in two processes, in its own folder. They step back for the tests that run meanwhile."""
+    launch = ["nice", sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, *flags]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(launch, cwd=script.parent, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
