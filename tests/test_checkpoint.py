@@ -12,6 +12,7 @@ from helpers import SMALL, fresh, trained
 
 import train
 from config import TINY_RECIPE, InputError, flag
+from support import pictures
 from support.checkpoint import claim, read_results
 
 
@@ -36,7 +37,7 @@ def test_a_run_that_was_stopped_or_grew_is_that_which_was_not(tmp_path, monkeypa
     """Bit for bit. What is free may change on the way, and nothing else; a run never shrinks."""
     monkeypatch.chdir(tmp_path)
     for picture in ("learning_curves", "audit_sheet"):  # drawn elsewhere, and slowly
-        monkeypatch.setattr(train.pictures, picture, lambda *_: None)
+        monkeypatch.setattr(pictures, picture, lambda *_: None)
     flags = ["--eval-prompts", "1", "--eval-group", "2", "--group-size", "4", "--prompts-per-step", "2"]
     assert train.main([*flags, "--steps", "3", "--out", "whole"]) == 0
     assert train.main([*flags, "--steps", "3", "--out", "halves", "--stop-after", "2"]) == 0

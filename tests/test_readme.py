@@ -11,6 +11,7 @@ from torch.distributed import run as torchrun
 
 import config
 import evaluate
+import report
 import train
 from benchmarks import BENCHMARKS
 from methods import METHODS
@@ -130,7 +131,7 @@ def test_the_readme_is_short():
 
 
 def test_expected_output_has_the_form_the_command_prints():
-    assert train.markdown({}, {}).splitlines()[0] in README
+    assert report.markdown({}, {}).splitlines()[0] in README
     splits = {"consistent": {}, "conflict": {}}
     assert comparison.table({"methods": {}, "n": splits}).splitlines()[0] in PAGES["docs/comparison.md"]
 

@@ -9,6 +9,7 @@ from helpers import SMALL, first, fresh, gradient, trained, weights
 
 import train
 from config import InputError
+from rollout import sample_group
 
 
 def test_same_seed_same_weights_other_seed_other_weights(samples, tmp_path):
@@ -31,7 +32,7 @@ def test_more_updates_leave_ratio_one_and_are_clipped(samples, tmp_path):
 def test_chunks_of_rows_change_nothing(samples):
     """Margins and gradients, to rounding (weights would not do: Adam divides by gradients that are nearly 0)."""
     small = replace(SMALL, audit_rows=3, update_rows=1)
-    group = train.sample_group(fresh(SMALL)[0], samples[0], SMALL, 6, train.seeded(0))
+    group = sample_group(fresh(SMALL)[0], samples[0], SMALL, 6, train.seeded(0))
     whole, chunked = (train.judge(fresh(config)[0], group, config).s for config in (SMALL, small))
     torch.testing.assert_close(whole, chunked, atol=1e-5, rtol=0)
     whole, chunked = gradient(SMALL, samples[0]), gradient(small, samples[0])
@@ -68,7 +69,7 @@ def test_a_prompt_s_share_is_its_gradient_over_their_number(samples, monkeypatch
     sample, found = first(samples, "attribute"), []
     for n in (1, 2):
         policy, optimizer = fresh(SMALL)
-        group = train.sample_group(policy, sample, SMALL, 6, train.seeded(0))
+        group = sample_group(policy, sample, SMALL, 6, train.seeded(0))
         judgement = train.judge(policy, group, SMALL)
         train.learn(policy, group, judgement, torch.arange(6.0), SMALL, 0, n)
         found.append(torch.cat([p.grad.flatten() for p in optimizer.param_groups[0]["params"]]))
@@ -86,16 +87,6 @@ def test_numbers_that_are_not_finite_are_null_in_the_log(samples, tmp_path, monk
     row = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert row["reward"] is row["kl"] is row["grad_norm"] is None and row["margin"] == {"counting": None}
     assert row["accuracy"] == 0.5
-
-
-def test_statistics_of_a_group():
-    a, b = "<answer> 4 </answer>", "<answer> 5 </answer>"
-    assert train.tells_apart([a, a, b], torch.tensor([0.1, 0.8, 0.0]))
-    assert not train.tells_apart([a, a, b], torch.tensor([0.8, 0.8, 0.0]))
-    assert not train.tells_apart(["no answer", "none"], torch.tensor([0.1, 0.2]))
-    correct = torch.tensor([True, True, False, False])
-    assert train.inversions(correct, torch.tensor([1.0, -0.1, 0.0, 0.1])) == 0.5
-    assert train.inversions(torch.tensor([True, True]), torch.tensor([1.0, 1.0])) == 0.0
 
 
 def test_a_gradient_that_is_not_finite_skips_the_step_and_five_in_a_row_stop_the_run(samples, tmp_path, monkeypatch):
