@@ -38,6 +38,7 @@ class Config:
     method: str = arg("answer-ced", "correctness, additive, papo, vppo, answer-ced or cot-ced: a row of METHODS")
     data: str = arg("coco", "coco (val2017, fetched once), toy, a COCO-format folder or a .jsonl file")
     cache: str = free("~/.cache/evidence-rl", "where --data coco is kept")
+    families: str = arg("attribute,counting,spatial,presence", "what is trained on; all families of the data are measured")
     out: str = arg("", "run directory (default: runs/BACKBONE-METHOD-SEED)")
     seed: int = arg(0, "every random draw is a function of it")
     # 1 sample
@@ -91,7 +92,8 @@ class Config:
     min_tokens: int = arg(2, "fewest visual tokens an evidence region may own")
     eval_prompts: int = arg(40, "questions of each family and split in the evaluations before and after", least=1)
     eval_group: int = arg(8, "answers sampled to each of them", least=1)
-    save_every: int = free(50, "steps between checkpoints", least=1)
+    eval_every: int = free(0, "steps between evaluations on the way, into log.jsonl; 0: only before and after", least=0)
+    save_every: int = free(50, "steps between checkpoints, at which the two pictures are drawn again", least=1)
 
     def check(self) -> "Config":
         """This configuration if it can run. Raises InputError with the flag, what was expected and what was found."""
