@@ -47,9 +47,9 @@ def learning_curves(rows: Sequence[dict], path: Path) -> None:
             values = np.array([lookup(row, name) for row in rows], dtype=float)
             (line,) = axis.plot(values, alpha=0.25, linewidth=0.8)
             axis.plot(running_mean(values), color=line.get_color(), label=name.removeprefix("margin."))
-        for name, split in itertools.product(set(names) & {"accuracy", "look_share"}, splits):
+        for name, (i, split) in itertools.product(set(names) & {"accuracy", "look_share"}, enumerate(splits)):
             points = [lookup(row, f"held_out.{split}.all.{name}") for row in rows]  # NaN, not drawn, at most steps
-            axis.plot(np.array(points, dtype=float), "o", markersize=4, label=f"{name} on {split}, held out")
+            axis.plot(np.array(points, dtype=float), f"oC{2 + i}", markersize=4, label=f"{name} on {split}, held out")
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("step", fontsize=8)
         axis.grid(alpha=0.2)
