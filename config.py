@@ -187,6 +187,12 @@ def differences(there: Config, asked: Config) -> str:
     return "; ".join(f"{name} {a!r}, not {b!r}" for name, a, b in pairs if a != b)
 
 
+def fixed(config: Config) -> dict[str, Any]:
+    """What a run cannot change while it goes on: all but free fields, its steps, which may grow, and where it is."""
+    names = [f.name for f in fields(Config) if not f.metadata.get("free") and f.name not in ("steps", "out")]
+    return {name: getattr(config, name) for name in names}
+
+
 def resumed(run: Path, given: dict[str, Any]) -> Config:
     """The configuration of the run in a directory, with the flags given where these are free. A run may also grow: with more
     steps it becomes what a run of so many would have been. Raises InputError for flags that contradict the run."""

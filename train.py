@@ -128,7 +128,7 @@ def train(
     """
     parameters = [p for p in policy.adapter.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
-    start, cursor, bad_steps = load_state(out, policy, optimizer)
+    start, cursor, bad_steps = load_state(out, policy, optimizer, config)
     sampler, main_rank = data.BalancedSampler(samples, config.seed, cursor), ranks.rank() == 0
     if main_rank:
         cut_log(out / "log.jsonl", start)
@@ -145,7 +145,7 @@ def train(
                     log.write(as_json(row) + "\n")
                 due, last = (step + 1) % config.save_every == 0, step + 1 == config.steps
                 if stop or due or last:
-                    save_state(out, policy, optimizer, step + 1, sampler.cursor, bad_steps)
+                    save_state(out, policy, optimizer, config, step + 1, sampler.cursor, bad_steps)
                 if due and not (stop or last):  # an interruption is in haste, and the end draws its own
                     report.draw(policy, samples, config, out)
             bar.set_postfix(report.progress(row, config))
