@@ -161,8 +161,8 @@ def source_of(name: str, weights: bool = True) -> str:
     on_hub = not Path(source).exists() and re.fullmatch(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?", source)
     folder = fetch(source, FORM) if on_hub else Path(source)
     if not (folder / "config.json").is_file():
-        raise InputError(f"--backbone: expected one of {', '.join(BACKBONES)}, the name org/name or org/name@revision of a model "
-                         f"on the hub, or a directory with a config.json; found {name!r}")  # fmt: skip
+        raise InputError(f"--backbone: expected one of {', '.join(BACKBONES)}, org/name or org/name@revision for a model of "
+                         f"the hub, or a directory with a config.json; found {name!r}")  # fmt: skip
     check_architecture(folder, name)
     if on_hub and weights:
         fetch(source, [*FORM, "*.safetensors"])
@@ -171,8 +171,8 @@ def source_of(name: str, weights: bool = True) -> str:
 
 
 def fetch(source: str, patterns: Sequence[str]) -> Path:
-    """The folder of huggingface_hub's cache with those files of a model `org/name` or `org/name@revision`, fetched first if they
-    are not there. Raises InputError with what the hub has answered, or why it has not, where the cache has them neither.
+    """The folder with those files of a model `org/name` or `org/name@revision`, in huggingface_hub's cache; fetched if they are
+    not there. Raises InputError with what the hub has answered, or why it has not, where the cache does not have them either.
 
     The hub is asked once, with a short patience: transformers would try each file six times, 23 seconds in all.
     """

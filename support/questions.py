@@ -37,7 +37,7 @@ def load_samples(
             raise InputError(f"{config.data}: expected samples to train on; all images fall in other splits: {counted}")
     splits["train"] = [sample for sample in splits["train"] if sample.family in families]
     if not splits["train"]:
-        raise InputError(f"--families {config.families}: expected families of {config.data}; it has no sample of them to train on")
+        raise InputError(f"--families {config.families}: expected families of {config.data}; it has none to train on")
     for samples in splits.values():
         check_prompts(policy, samples, config)
     if not quiet:

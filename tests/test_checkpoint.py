@@ -117,7 +117,8 @@ def one_step(samples, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("change, said", [
     ({"lora_rank": 4}, "lora_rank 16, not 4"), ({"lora_alpha": 8, "seed": 3}, "seed 0, not 3; lora_alpha 32, not 8"),
-    ({"method": "papo"}, "method 'answer-ced', not 'papo'"), ({"families": "counting"}, "families 'attribute.*, not 'counting'"),
+    ({"method": "papo"}, "method 'answer-ced', not 'papo'"),
+    ({"families": "counting"}, "families 'attribute.*, not 'counting'"),
 ])  # fmt: skip
 def test_a_checkpoint_of_another_run_is_refused(samples, one_step, tmp_path, change, said):
     shutil.copy(one_step / "state.pt", tmp_path)

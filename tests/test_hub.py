@@ -39,8 +39,9 @@ class Hub(BaseHTTPRequestHandler):
 
     def answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
-        for key, value in {"Content-Length": len(body), "ETag": hashlib.sha1(body).hexdigest(), "X-Repo-Commit": COMMIT}.items():
-            self.send_header(key, str(value))
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", hashlib.sha1(body).hexdigest())
+        self.send_header("X-Repo-Commit", COMMIT)
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body)

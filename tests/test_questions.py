@@ -42,7 +42,7 @@ def test_the_families_asked_for_are_trained_on_and_all_are_measured(small_world,
     assert {s.family for s in train} == {"counting", "spatial"}
     assert all({s.family for s in samples} == set(data.FAMILIES) for samples in held_out.values())
     asked = replace(one_image(tmp_path, "train"), families="attribute")
-    with pytest.raises(InputError, match="--families attribute: expected families of .*; it has no sample of them to train on"):
+    with pytest.raises(InputError, match="--families attribute: expected families of .*; it has none to train on"):
         load_samples(asked, tiny_policy, tmp_path)
 
 
