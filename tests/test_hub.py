@@ -25,7 +25,7 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self):
         api, name = "/api/models/", "/".join(self.path.removeprefix("/api/models").split("/")[1:3])
         path, files = self.path.partition("?")[0], MODELS.get(name)
-        self.server.asked.append(path)
+        self.server.asked.append(f"{self.command} {path}")
         if files is None or "/revision/" in path and path.rpartition("/")[2] not in ("main", "v1", COMMIT):
             return self.answer(404, b"")
         if path.startswith(f"{api}{name}/tree/"):
