@@ -1,11 +1,11 @@
-"""The command of the README, `torchrun --nproc-per-node 2 train.py --backbone qwen2.5-vl-7b`, without a network and without GPUs.
+"""The README's command, `torchrun --nproc-per-node 2 train.py --backbone qwen2.5-vl-7b`, without a network and without GPUs.
 
-The hub and COCO's server are processes of this machine; the model has the 7B's configuration, tokenizer and processor, but four
-narrow layers with random weights; COCO has forty images; numbers of steps and answers are small. All else is what a user gets. Two
-gloo ranks. Looked at: each archive and each file of the model is fetched once, a step has one prompt a rank, and the pictures are
-drawn at a checkpoint. With --memory, rank 1 runs out of it in step 2, and the job ends.
+The hub and COCO's server are processes of this machine. The model has the 7B's configuration, tokenizer and processor, but four
+narrow layers with random weights; COCO has forty images; steps and answers are few. All else is what a user gets, on two gloo
+ranks: each archive and each file of the model is fetched once, a step has one prompt a rank, and pictures are drawn at every
+checkpoint. With --memory, rank 1 runs out of it in step 2, and the job ends.
 
-python tests/users_command.py [--memory]      (not collected by pytest: needs ../shared/data)
+python tests/users_command.py [--memory]      (pytest does not collect it: it needs ../shared/data, and a minute)
 """
 
 import argparse
@@ -91,7 +91,8 @@ def main() -> int:
         begun = time.monotonic()
         job = subprocess.run([sys.executable, "-m", "torch.distributed.run", *command, *SMALL, "--cache", "coco"],
                              cwd=folder, env=env, capture_output=True, text=True)  # fmt: skip
-        print(job.stdout, *[line for line in job.stderr.splitlines() if "train.py:" in line or "exitcode" in line], sep="\n")
+        said = [line for line in job.stderr.splitlines() if "train.py:" in line or "exitcode" in line]
+        print(job.stdout, *said, sep="\n")
         print(f"ended with {job.returncode} after {time.monotonic() - begun:.0f} s")
         run = folder / "runs" / "qwen2.5-vl-7b-answer-ced-0"
         print("in its folder:", *sorted(path.name for path in run.iterdir()))
