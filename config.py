@@ -34,10 +34,11 @@ def free(default: Any, help: str, **bounds: Any) -> Any:
 class Config:
     """Every number of a run, with the paper's defaults; every field is a flag of train.py."""
 
-    backbone: str = arg("tiny", "tiny, qwen2.5-vl-3b, qwen2.5-vl-7b, qwen3-vl-8b, qwen3.5-9b, or a local directory")
+    backbone: str = arg("tiny", "tiny, qwen2.5-vl-3b, qwen2.5-vl-7b, qwen3-vl-8b, qwen3.5-9b, org/name[@revision], or a folder")
     method: str = arg("answer-ced", "correctness, additive, papo, vppo, answer-ced or cot-ced: a row of METHODS")
     data: str = arg("coco", "coco (val2017, fetched once), toy, a COCO-format folder or a .jsonl file")
     cache: str = free("~/.cache/evidence-rl", "where --data coco is kept")
+    families: str = arg("attribute,counting,spatial,presence", "what is trained on; all families of the data are measured")
     out: str = arg("", "run directory (default: runs/BACKBONE-METHOD-SEED)")
     seed: int = arg(0, "every random draw is a function of it")
     # 1 sample
@@ -91,7 +92,8 @@ class Config:
     min_tokens: int = arg(2, "fewest visual tokens an evidence region may own")
     eval_prompts: int = arg(40, "questions of each family and split in the evaluations before and after", least=1)
     eval_group: int = arg(8, "answers sampled to each of them", least=1)
-    save_every: int = free(50, "steps between checkpoints", least=1)
+    eval_every: int = free(0, "steps between evaluations on the way, into log.jsonl; 0: only before and after", least=0)
+    save_every: int = free(50, "steps between checkpoints, at which the two pictures are drawn again", least=1)
 
     def check(self) -> "Config":
         """This configuration if it can run. Raises InputError with the flag, what was expected and what was found."""
@@ -183,6 +185,12 @@ def differences(there: Config, asked: Config) -> str:
     """The fields in which two configurations differ, as `seed 5, not 0; lr …`."""
     pairs = ((f.name, getattr(there, f.name), getattr(asked, f.name)) for f in fields(Config))
     return "; ".join(f"{name} {a!r}, not {b!r}" for name, a, b in pairs if a != b)
+
+
+def fixed(config: Config) -> dict[str, Any]:
+    """What a run cannot change while it goes on: all but free fields, its steps, which may grow, and where it is."""
+    names = [f.name for f in fields(Config) if not f.metadata.get("free") and f.name not in ("steps", "out")]
+    return {name: getattr(config, name) for name in names}
 
 
 def resumed(run: Path, given: dict[str, Any]) -> Config:

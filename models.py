@@ -33,7 +33,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from huggingface_hub import snapshot_download
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
 from peft import PeftModel
 from PIL import Image
 from torch import Tensor
@@ -64,6 +65,8 @@ BACKBONES = {
     "qwen3.5-9b": "Qwen/Qwen3.5-9B",
 }
 ARCHITECTURES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")  # by the model_type of config.json
+FORM = ("*.json", "*.jinja", "*.txt")  # of a model on the hub, all but the weights
+PATIENCE = 4.0  # seconds to wait for the hub
 POINTER = b"version https://git-lfs"
 INSTRUCTION = "First think inside <think> </think>, then give only the final answer inside <answer> </answer>."
 LOGIT_CHUNK = 256  # token positions projected to the vocabulary at a time: (256, 152k) in float32 is 0.16 GB
@@ -149,18 +152,47 @@ def door(what: str, source: object) -> Iterator[None]:
         raise InputError(f"{what}: cannot be loaded from {source}: {type(error).__name__}: {first_line(error)}") from error
 
 
-def source_of(name: str) -> str:
-    """Where a backbone is loaded from: its id on the hub, or the directory itself.
+def source_of(name: str, weights: bool = True) -> str:
+    """The folder that a backbone is loaded from; weights=False: it may lack them, where the hub has them.
 
-    Raises InputError, before anything large is read, for a directory that is no model of a known architecture.
+    Raises InputError, before anything large is fetched or read, for what is no model of a known architecture.
     """
-    if name in BACKBONES and name != "tiny":
-        return BACKBONES[name]
-    folder = Path(BACKBONES.get(name, name))
+    source = BACKBONES.get(name, name)
+    on_hub = not Path(source).exists() and re.fullmatch(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?", source)
+    folder = fetch(source, FORM) if on_hub else Path(source)
     if not (folder / "config.json").is_file():
-        raise InputError(
-            f"--backbone: expected one of {', '.join(BACKBONES)}, or a directory with a config.json; found {name!r}"
-        )
+        raise InputError(f"--backbone: expected one of {', '.join(BACKBONES)}, org/name or org/name@revision for a model of "
+                         f"the hub, or a directory with a config.json; found {name!r}")  # fmt: skip
+    check_architecture(folder, name)
+    if on_hub and weights:
+        fetch(source, [*FORM, "*.safetensors"])
+    refuse_pointers(folder)
+    return str(folder)
+
+
+def fetch(source: str, patterns: Sequence[str]) -> Path:
+    """The folder with those files of a model `org/name` or `org/name@revision`, in huggingface_hub's cache; fetched if they are
+    not there. Raises InputError with what the hub has answered, or why it has not, where the cache does not have them either.
+
+    The hub is asked once, with a short patience: transformers would try each file six times, 23 seconds in all.
+    """
+    name, _, revision = source.partition("@")
+    wanted = partial(snapshot_download, name, revision=revision or None, allow_patterns=list(patterns))
+    try:
+        with door(f"--backbone {source}", "the hub"):
+            HfApi().model_info(name, revision=revision or None, timeout=PATIENCE)
+    except InputError as error:
+        try:
+            return Path(wanted(local_files_only=True))
+        except (LocalEntryNotFoundError, ValueError):
+            advice = f"else give a folder, or fetch it where there is a network: `hf download {name}`"
+            raise InputError(f"{error}; {advice}") from error.__cause__
+    with door(f"--backbone {source}", "the hub"):
+        return Path(wanted())
+
+
+def check_architecture(folder: Path, name: str) -> None:
+    """Raises InputError unless config.json is that of a model of a known architecture."""
     config = read_object(folder / "config.json")
     if "model_type" not in config and "backbone" in config:
         raise InputError(f"--backbone {name}: a run of {config['backbone']}, not a model; evaluate it with --run, or write a "
@@ -168,8 +200,6 @@ def source_of(name: str) -> str:
     if config.get("model_type") not in ARCHITECTURES:
         raise InputError(f"--backbone {name}: model_type in its config.json: expected one of {', '.join(ARCHITECTURES)}, "
                          f"vision-language models; found {shown(config.get('model_type'))}")  # fmt: skip
-    refuse_pointers(folder)
-    return str(folder)
 
 
 def refuse_pointers(folder: Path) -> None:
@@ -200,7 +230,7 @@ class Policy:
 
     @classmethod
     def load(cls, name: str, device: str = "cpu", dtype: torch.dtype | str = torch.float32) -> "Policy":
-        """A backbone by its name in BACKBONES, or from any local directory in transformers format.
+        """A backbone by its name in BACKBONES, by its name on the hub, or from any local directory in transformers format.
 
         Raises InputError for a name that is neither, and for whatever fails. AutoProcessor is avoided: its video half needs
         torchvision.
@@ -532,8 +562,7 @@ def merge(run: Path, out: Path) -> None:
     policy.load_adapter(run / "adapter")
     make_folder(out, "OUT")
     policy.adapter.merge_and_unload().save_pretrained(out)
-    source = source_of(backbone)
-    folder = Path(source) if Path(source).is_dir() else Path(snapshot_download(source, allow_patterns=COPIED))
+    folder = Path(source_of(backbone, weights=False))
     for path in [path for pattern in COPIED for path in folder.glob(pattern)]:
         shutil.copy(path, out / path.name)
     print(f"wrote {out}")

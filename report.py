@@ -67,12 +67,18 @@ def inversions(correct: Tensor, rewards: Tensor) -> float:
     return float((right[:, None] <= wrong[None]).float().mean()) if len(right) and len(wrong) else 0.0
 
 
+def progress(row: dict, config: Config) -> dict[str, str]:
+    """What the progress bar shows of a step's row. Tokens are those that all ranks have sampled."""
+    tokens = row["response_length"] * config.group_size * config.prompts_per_step
+    shown = {name: f"{row[name]:.2f}" for name in ("reward", "accuracy", "look_share", "kl")}
+    return shown | {"tokens/s": f"{tokens / sum(row['seconds'].values()):.0f}"}
+
+
 # ── a run's pictures and table ──────────────────────────────────────────────────────────────────────────────────────
 def draw(policy: Policy, samples: list[data.Sample], config: Config, out: Path) -> None:
-    """Draws the run's two pictures into its directory: the curves of its log, and audits of its answers."""
+    """Draws the run's two pictures into its directory: the curves of its log, and audits of what the policy answers now."""
     pictures.learning_curves([json.loads(line) for line in (out / "log.jsonl").open()], out / "learning_curves.png")
-    with policy.reference():
-        pictures.audit_sheet(audit_examples(policy, samples, config), out / "audit_sheet.png")
+    pictures.audit_sheet(audit_examples(policy, samples, config), out / "audit_sheet.png")
 
 
 def audit_examples(policy: Policy, samples: list[data.Sample], config: Config) -> list[pictures.Example]:

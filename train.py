@@ -4,7 +4,7 @@ The loop, for every step:
     1 sample   G answers to each prompt of the step, one reading of the prompt for all of them
     2 judge    is the answer right (R_ans), and does it depend on the evidence (the audit's margin m)
     3 learn    reward → advantages within the group → clipped policy gradient on the LoRA weights
-    4 report   one row of log.jsonl, the progress bar, a checkpoint now and then
+    4 report   one row of log.jsonl, the progress bar; now and then the held-out splits, a checkpoint, two pictures
 
 What a method changes of it is a row of methods.py; every number is a field of config.py.
 """
@@ -115,13 +115,20 @@ def load_policy(config: Config) -> Policy:
     return Policy.load(config.backbone, device, torch.bfloat16 if device.startswith("cuda") else torch.float32)
 
 
-def train(policy: Policy, samples: list[data.Sample], config: Config, out: Path, stop_after: int | None = None) -> bool:
+def train(
+    policy: Policy,
+    samples: list[data.Sample],
+    config: Config,
+    out: Path,
+    stop_after: int | None = None,
+    held_out: dict[str, list[data.Sample]] | None = None,
+) -> bool:
     """The loop, from the last checkpoint in `out` (or from step 0) to config.steps. Returns whether it got there: an
-    interruption, or stop_after, ends it after a step, with a checkpoint.
+    interruption, or stop_after, ends it after a step, with a checkpoint. held_out is measured every config.eval_every steps.
     """
     parameters = [p for p in policy.adapter.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
-    start, cursor, bad_steps = load_state(out, policy, optimizer)
+    start, cursor, bad_steps = load_state(out, policy, optimizer, config)
     sampler, main_rank = data.BalancedSampler(samples, config.seed, cursor), ranks.rank() == 0
     if main_rank:
         cut_log(out / "log.jsonl", start)
@@ -130,13 +137,18 @@ def train(policy: Policy, samples: list[data.Sample], config: Config, out: Path,
         for step in bar:
             row = train_step(policy, sampler.draw(config.prompts_per_step), optimizer, config, step)
             bad_steps = count_bad_steps(row, bad_steps, out)
+            if config.eval_every and (step + 1) % config.eval_every == 0:  # within the row, so that both are kept or neither
+                row["held_out"] = measure(policy, held_out or {}, config, f"after step {step + 1}")
             stop = ranks.anyone(interruption.wished) or step + 1 == stop_after
             if main_rank:
                 with (out / "log.jsonl").open("a") as log:
                     log.write(as_json(row) + "\n")
-                if stop or (step + 1) % config.save_every == 0 or step + 1 == config.steps:
-                    save_state(out, policy, optimizer, step + 1, sampler.cursor, bad_steps)
-            bar.set_postfix({k: f"{row[k]:.2f}" for k in ("reward", "accuracy", "look_share", "kl")})
+                due, last = (step + 1) % config.save_every == 0, step + 1 == config.steps
+                if stop or due or last:
+                    save_state(out, policy, optimizer, config, step + 1, sampler.cursor, bad_steps)
+                if due and not (stop or last):  # an interruption is in haste, and the end draws its own
+                    report.draw(policy, samples, config, out)
+            bar.set_postfix(report.progress(row, config))
             if stop:
                 return step + 1 == config.steps
     return True
@@ -179,7 +191,7 @@ def run(config: Config, resume: bool, stop_after: int | None = None) -> None:
                 print(f"--prompts-per-step {config.prompts_per_step}: of {ranks.world()} processes the rest has nothing to do")
         before = measure_base(policy, held_out, config, out)
         try:
-            done = train(policy, samples, config, out, stop_after)
+            done = train(policy, samples, config, out, stop_after, held_out)
         except torch.OutOfMemoryError as error:
             error.add_note(less_memory(config))
             raise

@@ -341,6 +341,7 @@ def make_parser() -> argparse.ArgumentParser:
         one.add_argument("--limit", type=int, default=0, help="so many questions, at random; 0 for all")
         one.add_argument("--batch-size", type=int, default=default.batch_size, help="prompts read together on each rank")
         one.add_argument("--max-new-tokens", type=int, default=default.max_new_tokens, help="longest reply")
+        one.add_argument("--debug", action="store_true", help="show where an error of the input was met")
     bench_, best_ = commands.choices["bench"], commands.choices["best-of-n"]
     bench_.add_argument("--source", type=Path, metavar="DIR", help="test.jsonl and its images, instead of the hub")
     best_.add_argument("--data", required=True, help="a COCO-format folder or a JSONL file: see data.py")
@@ -378,7 +379,7 @@ def act(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input."""
     args = make_parser().parse_args(argv)
-    return ranks.command("benchmarks.processbench", partial(act, args))
+    return ranks.command("benchmarks.processbench", partial(act, args), args.debug)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,6 @@ Scores = dict[str, float]  # by column, e.g. `conflict accuracy`
 def configurations(methods: Sequence[str], seeds: Sequence[int], out: Path, flags: Sequence[str]) -> dict[str, Config]:
     """The runs by name, METHOD-SEED, with train.py's flags applied to all. Raises InputError for flags that cannot be."""
     given = vars(train.make_parser().parse_args(flags))
-    given.pop("debug", None)
     for name in ("resume", "dry_run", "stop_after"):
         if given.pop(name):
             raise InputError(f"{flag(name)}: is for a single run of train.py")
@@ -200,6 +199,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("runs/table3"), help="directory of the runs (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at a time (default: one a core)")
     parser.add_argument("--json", action="store_true", help="print one JSON object: scores as [mean, standard deviation]")
+    parser.add_argument("--debug", action="store_true", help="show where an error of the input was met")
     return parser
 
 
@@ -229,4 +229,4 @@ def compare(args: argparse.Namespace, flags: Sequence[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input, 1 if a run is missing."""
     args, flags = make_parser().parse_known_args(argv)
-    return ranks.command("evaluate.py", lambda: compare(args, flags))
+    return ranks.command("evaluate.py", lambda: compare(args, flags), args.debug)

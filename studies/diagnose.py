@@ -486,6 +486,7 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument("--answer", help="the answer whose evidence is audited")
     one.add_argument("--box", action="append", metavar="X,Y,W,H", help="a box of the evidence, in pixels; may be repeated")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument("--debug", action="store_true", help="show where an error of the input was met")
     add_config_flags(parser)
     return parser
 
@@ -501,7 +502,7 @@ def diagnose(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input."""
     args = make_parser().parse_args(argv)
-    return ranks.command("studies.diagnose", lambda: diagnose(args))
+    return ranks.command("studies.diagnose", lambda: diagnose(args), args.debug)
 
 
 if __name__ == "__main__":

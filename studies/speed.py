@@ -437,6 +437,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m studies.speed", description=__doc__, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="G = 8 only, measured once, and no growth")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument("--debug", action="store_true", help="show where an error of the input was met")
     parser.add_argument("--vs", choices=("auto", "trl", "none"), default="auto", help="TRL: if it is installed (auto), or not")
     parser.add_argument("--model", choices=MODELS, default="46m", help="size of the random-weight model (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("runs/speed"), help="folder of growth.png (default: %(default)s)")
@@ -473,8 +474,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input."""
     args = make_parser().parse_args(argv)
     if args.memory_of:
-        return ranks.command("studies.speed", lambda: print_memory(args.memory_of, args.model, args.group_size))
-    return ranks.command("studies.speed", lambda: measure(args))
+        return ranks.command("studies.speed", lambda: print_memory(args.memory_of, args.model, args.group_size), args.debug)
+    return ranks.command("studies.speed", lambda: measure(args), args.debug)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     runs/x/config.json          written first: whose directory this is          `claim`
     runs/x/log.jsonl            a row a step                                     `cut_log` when a run goes on
-    runs/x/state.pt             adapter, optimizer, step, cursor                 `save_state`, `load_state`
+    runs/x/state.pt             adapter, optimizer, step, cursor, whose it is    `save_state`, `load_state`
     runs/x/state.previous.pt    the checkpoint before it
 
 Every file is written beside its place and renamed: a reader, or a kill, never sees half of one.
@@ -22,13 +22,14 @@ from typing import Any
 
 import torch
 
-from config import Config, InputError, differences, load_config
+from config import Config, InputError, differences, fixed, load_config
 from models import Policy, door
-from reading import OBJECT, Field, fields, first_line, make_folder, read_json
+from reading import OBJECT, Field, fields, first_line, make_folder, optional, read_json
 
 CHECKPOINT, PREVIOUS = "state.pt", "state.previous.pt"
 WHOLE = Field("a whole number", operator.index)
-STATE = {"step": WHOLE, "cursor": WHOLE, "bad_steps": WHOLE, "adapter": OBJECT, "optimizer": OBJECT}  # of a checkpoint
+STATE = {"step": WHOLE, "cursor": WHOLE, "bad_steps": WHOLE, "adapter": OBJECT, "optimizer": OBJECT,
+         "config": optional(OBJECT)}  # of a checkpoint; older ones do not say whose they are  # fmt: skip
 RESULTS = {"before": OBJECT, "after": OBJECT}  # of results.json
 
 
@@ -82,10 +83,13 @@ def cut_log(path: Path, rows: int) -> None:
     write_whole(path, "".join(kept).encode())
 
 
-def save_state(out: Path, policy: Policy, optimizer: torch.optim.Optimizer, step: int, cursor: int, bad_steps: int) -> None:
+def save_state(
+    out: Path, policy: Policy, optimizer: torch.optim.Optimizer, config: Config, step: int, cursor: int, bad_steps: int
+) -> None:
     """Everything a run needs to go on. The checkpoint before this one stays, as state.previous.pt."""
     weights = {name: p.detach().cpu() for name, p in policy.adapter.named_parameters() if p.requires_grad}
-    state = {"step": step, "cursor": cursor, "bad_steps": bad_steps, "adapter": weights, "optimizer": optimizer.state_dict()}
+    state = {"step": step, "cursor": cursor, "bad_steps": bad_steps, "config": fixed(config),
+             "adapter": weights, "optimizer": optimizer.state_dict()}  # fmt: skip
     buffer = io.BytesIO()
     torch.save(state, buffer)
     if (out / CHECKPOINT).is_file():
@@ -93,10 +97,10 @@ def save_state(out: Path, policy: Policy, optimizer: torch.optim.Optimizer, step
     write_whole(out / CHECKPOINT, buffer.getvalue())
 
 
-def load_state(out: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> tuple[int, int, int]:
+def load_state(out: Path, policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> tuple[int, int, int]:
     """Restores adapter and optimizer; returns the next step, the sampler's cursor and the count of bad steps.
 
-    Raises InputError for a damaged checkpoint, and says how to go on from the one before it.
+    Raises InputError for a checkpoint of another run, and for a damaged one, and says how to go on from the one before it.
     """
     path = next((out / name for name in (CHECKPOINT, PREVIOUS) if (out / name).is_file()), None)
     if path is None:
@@ -108,6 +112,9 @@ def load_state(out: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> t
         advice = f"remove it to continue from {out / PREVIOUS}" if before else "there is none before it"
         raise InputError(f"{path}: the checkpoint is damaged ({first_line(error)}); {advice}") from error
     state = fields(state, STATE, path)
+    there = state["config"] or {}
+    if other := [f"{name} {there[name]!r}, not {own!r}" for name, own in fixed(config).items() if there.get(name, own) != own]:
+        raise InputError(f"{path}: the checkpoint is that of another run: {'; '.join(other)}")
     restore(policy, optimizer, state, path)
     return state["step"], state["cursor"], state["bad_steps"]
 

@@ -1,6 +1,7 @@
 """The two pictures of a run, learning curves and the audit sheet, which shows CED at work on real rollouts; and those of
 comparisons, diagnostics and speed."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ def save(figure: plt.Figure, path: Path, dpi: int = 110) -> None:
 
 
 def learning_curves(rows: Sequence[dict], path: Path) -> None:
-    """Six panels over the steps of log.jsonl: each curve raw and as a running mean."""
+    """Six panels over the steps of log.jsonl: each curve raw and as a running mean; what was held out as points."""
     panels = [
         ("reward and accuracy", ["reward", "accuracy"]),
         ("margin m of audited answers", [f"margin.{f}" for f in data.FAMILIES]),
@@ -39,16 +40,20 @@ def learning_curves(rows: Sequence[dict], path: Path) -> None:
         ("KL to the reference", ["kl"]),
         ("response length (tokens)", ["response_length"]),
     ]
+    splits = list(dict.fromkeys(split for row in rows for split in row.get("held_out", ())))
     figure, axes = plt.subplots(2, 3, figsize=(13, 6), layout="constrained")
     for axis, (title, names) in zip(axes.flat, panels):
         for name in names:
             values = np.array([lookup(row, name) for row in rows], dtype=float)
             (line,) = axis.plot(values, alpha=0.25, linewidth=0.8)
             axis.plot(running_mean(values), color=line.get_color(), label=name.removeprefix("margin."))
+        for name, (i, split) in itertools.product(set(names) & {"accuracy", "look_share"}, enumerate(splits)):
+            points = [lookup(row, f"held_out.{split}.all.{name}") for row in rows]  # NaN, not drawn, at most steps
+            axis.plot(np.array(points, dtype=float), f"oC{2 + i}", markersize=4, label=f"{name} on {split}, held out")
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("step", fontsize=8)
         axis.grid(alpha=0.2)
-        if len(names) > 1:
+        if len(axis.get_legend_handles_labels()[0]) > 1:
             axis.legend(fontsize=8)
     save(figure, path)
 

@@ -72,7 +72,7 @@ def peak(parts: dict[str, float]) -> float:
 
 def plan(config: Config) -> str:
     """The plan of a run as text: parameters, token counts of an example, and the memory of one GPU."""
-    source = source_of(config.backbone)
+    source = source_of(config.backbone, weights=False)
     model = meta_model(source)
     parameters, text = count(model), model.config.get_text_config()
     try:

@@ -19,7 +19,9 @@ from toy import world
 def load_samples(
     config: Config, policy: Policy, scratch: Path, quiet: bool = False
 ) -> tuple[list[data.Sample], dict[str, list[data.Sample]]]:
-    """Training samples, and the held-out splits by name. The toy world is drawn into scratch. Prints every count."""
+    """Training samples, of config.families, and the held-out splits by name, of all. The toy world is drawn into scratch.
+    Prints every count."""
+    families = families_of(config)
     filters = (policy.grid, config.min_area, config.max_area, config.min_tokens)
     if config.data == "toy":
         folders = world.draw_world(scratch, seed=0)
@@ -33,6 +35,9 @@ def load_samples(
         if not splits["train"]:
             counted = ", ".join(f"{len(found)} {name}" for name, found in splits.items())
             raise InputError(f"{config.data}: expected samples to train on; all images fall in other splits: {counted}")
+    splits["train"] = [sample for sample in splits["train"] if sample.family in families]
+    if not splits["train"]:
+        raise InputError(f"--families {config.families}: expected families of {config.data}; it has none to train on")
     for samples in splits.values():
         check_prompts(policy, samples, config)
     if not quiet:
@@ -41,6 +46,14 @@ def load_samples(
         if empty := [name for name, samples in splits.items() if not samples]:
             print(f"  no image falls in {' and '.join(empty)}: left out of the tables")
     return splits.pop("train"), {name: samples for name, samples in splits.items() if samples}
+
+
+def families_of(config: Config) -> list[str]:
+    """The families that are trained on. Raises InputError for a name that is none."""
+    families = [name.strip() for name in config.families.split(",")]
+    if unknown := [name for name in families if name not in data.FAMILIES]:
+        raise InputError(f"--families: expected names of {', '.join(data.FAMILIES)}, with commas between; found {unknown[0]!r}")
+    return families
 
 
 def check_prompts(policy: Policy, samples: Sequence[data.Sample], config: Config) -> None:

@@ -70,6 +70,14 @@ def few_resamples(monkeypatch):
     monkeypatch.setattr(stats, "RESAMPLES", 100)
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Checkpoints draw no pictures, for time."""
+    import report
+
+    monkeypatch.setattr(report, "draw", lambda *_: None)
+
+
 @pytest.fixture(scope="session")
 def policy():
     """A random Qwen2.5-VL. Tests must leave it as it is."""

@@ -137,11 +137,11 @@ def weights(policy: Policy) -> Tensor:
     return torch.cat([p.detach().flatten() for p in policy.adapter.parameters() if p.requires_grad])
 
 
-def trained(config: Config, samples, out: Path) -> Tensor:
+def trained(config: Config, samples, out: Path, held_out=None) -> Tensor:
     """The weights that a run into `out` ends with."""
     policy, _ = fresh(config)
     out.mkdir(exist_ok=True)
-    train.train(policy, samples, config, out)
+    train.train(policy, samples, config, out, held_out=held_out)
     return weights(policy)
 
 

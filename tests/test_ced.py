@@ -1,5 +1,6 @@
 """Eqs. 1–5 against hand-worked numbers, double loops and a policy whose evidence is known."""
 
+import itertools
 import math
 import random
 
@@ -164,6 +165,20 @@ def test_random_tokens_stand_in_where_no_place_is_left():
     masks, placed = ced.audit_regions(boxes, (84, 84), (6, 6), 3, 0.05, seeded())
     assert placed.shape == (0, 1, 4) and masks.sum(-1).tolist() == [24, 12, 12, 12]
     assert torch.equal(masks[1:], ~masks[:1].expand(3, -1))
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 2), (1, 3), (1, 9), (2, 1), (9, 1), (2, 2), (2, 3)])
+def test_on_the_narrowest_grids_every_region_has_neighbours_and_every_edit_is_finite(rows, columns):
+    """All boxes of whole tokens but the one that is the whole image."""
+    tokens = torch.randn(rows * columns, 4, generator=seeded())
+    corners = itertools.product(range(columns), range(rows), range(1, columns + 1), range(1, rows + 1))
+    boxes = [box for box in corners if box[0] + box[2] <= columns and box[1] + box[3] <= rows and box[2] * box[3] < len(tokens)]
+    for box in boxes:
+        region = torch.tensor([box], dtype=torch.float32) * 28
+        masks, _ = ced.audit_regions(region, (28 * columns, 28 * rows), (rows, columns), 3, 0.05, seeded())
+        assert len(masks) == 4 and masks.any(1).all() and not masks.all(1).any()
+        assert ced.neighbours(masks, (rows, columns), 1).any(1).all()
+        assert intervene(tokens, masks, (rows, columns), "mean", 1, seeded()).isfinite().all()
 
 
 def test_evidence_that_covers_everything_is_refused():

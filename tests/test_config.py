@@ -60,6 +60,8 @@ def test_numbers_out_of_range_are_refused(name, value, expected):
         (["--r-correct", "0"], "--r-correct: expected more than --r-wrong, 0.0; found 0.0"),
         (["--clip-low", "-0.1"], "--clip-low: expected at least 0; found -0.1"),
         (["--beta", "-1"], "--beta: expected at least 0; found -1.0"),
+        (["--eval-every", "-1"], "--eval-every: expected at least 0; found -1"),
+        (["--families", "counting,colour"], "--families: expected names of attribute, counting, spatial, presence, "),
         (["--eps-tie", "-1"], "--eps-tie: expected at least 0; found -1.0"),
     ],
 )

@@ -1,5 +1,7 @@
 """Several processes: one trajectory whatever their number, and a failure that ends them all."""
 
+import importlib
+import importlib.util
 import json
 import os
 import shutil
@@ -135,6 +137,30 @@ def test_wrong_input_of_the_first_rank_ends_every_rank(monkeypatch, capsys):
     monkeypatch.setattr(ranks, "rank", lambda: 1)
     monkeypatch.setattr(ranks, "anyone", lambda flag: True)
     assert ranks.command("train.py", lambda: ranks.first(refuse)) == 2 and capsys.readouterr().err == ""
+
+
+PROGRAMS = {
+    "train": ["--backbone", "gpt"],
+    "evaluate": ["--compare", "nowhere"],
+    "data": ["--coco", "nowhere", "--out", "x.jsonl"],
+    "models": ["merge", "nowhere", "x"],
+    "studies.comparison": ["--workers", "0"],
+    "studies.diagnose": ["reward", "--backbone", "gpt"],
+    "studies.evpv": ["--out", "file"],
+    "studies.speed": ["--vs", "trl"],
+    "benchmarks.processbench": ["bench", "--backbone", "gpt"],
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_wrong_input_is_one_line_and_with_debug_its_cause(program, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # nobody has TRL
+    main = importlib.import_module(program).main
+    assert main(PROGRAMS[program]) == 2 and capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(InputError):
+        main([*PROGRAMS[program], "--debug"])
 
 
 def test_a_rank_without_a_prompt_contributes_zeros(monkeypatch):

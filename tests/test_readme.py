@@ -1,8 +1,10 @@
 """The words of the README and of docs/ are true: files and their sizes, commands and their flags, functions, links, figures."""
 
+import argparse
 import importlib
 import re
 import shlex
+import sys
 from dataclasses import fields
 
 import pytest
@@ -56,13 +58,21 @@ def program(command: str) -> tuple[str, list[str]]:
     return script.removesuffix(".py").replace("/", "."), arguments
 
 
+def parser_of(module: str, arguments: list[str]) -> argparse.ArgumentParser | None:
+    """The program's own parser, where it can be had; the comparison passes unknown flags on to that of train.py."""
+    make = getattr(importlib.import_module(module), "make_parser", None)
+    return make() if make and "--table3" not in arguments else None
+
+
 @pytest.mark.parametrize("command", commands())
 def test_every_command_names_a_real_program_and_real_flags(command, capsys, monkeypatch):
     module, arguments = program(command)
     subject = [word for word in arguments[:1] if not word.startswith("-")]  # what to diagnose, `merge`
     help_flags = [*subject, *(["--table3"] if "--table3" in arguments else []), "--help"]
     monkeypatch.setattr("sys.argv", [module, *help_flags])
-    main = importlib.import_module(module).main
+    main, parser = importlib.import_module(module).main, parser_of(module, arguments)
+    if parser:  # whole, values and all; placeholders of the text are not numbers
+        parser.parse_args(arguments)
     with pytest.raises(SystemExit) as end:
         main(help_flags) if main.__code__.co_argcount else main()
     text = capsys.readouterr().out
@@ -158,3 +168,16 @@ def test_the_table_of_benchmarks_is_that_of_the_code():
     listed = table_of(PAGES["docs/benchmarks.md"], "| benchmark | N |")[1:]
     assert listed == [[f"`{name}`", f"{bench.n:,}", bench.split + (f" ({bench.config})" if bench.config else ""), bench.rule]
                       for name, bench in BENCHMARKS.items()]  # fmt: skip
+
+
+def test_torchrun_is_written_so_that_it_starts():
+    """Its own abbreviations would take `--nproc`, and `--run` of what stands behind it."""
+    printed = [command for command in commands() if command.startswith("torchrun")]
+    assert len(printed) >= 4 and all("--nproc-per-node" in command for command in printed)
+    for command in printed:
+        args = torchrun.parse_args(shlex.split(command)[1:])
+        assert args.nproc_per_node == "8" and (ROOT / args.training_script).is_file()
+    if sys.version_info < (3, 13, 1):  # as docs/gpus.md says
+        for refused in ("--nproc 8 train.py", "--nproc-per-node 8 evaluate.py --run runs/x"):
+            with pytest.raises(SystemExit):
+                torchrun.parse_args(shlex.split(refused))

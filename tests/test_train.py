@@ -22,6 +22,22 @@ def test_same_seed_same_weights_other_seed_other_weights(samples, tmp_path):
     assert set(a["seconds"]) == {"sample", "judge", "learn", "report"}
 
 
+def test_what_is_measured_and_drawn_on_the_way_moves_nothing(samples, tmp_path):
+    """And a run that goes on has each measurement once."""
+    held_out = {"val": [first(samples, family) for family in ("attribute", "presence")]}
+    watched, run = replace(SMALL, eval_every=2, save_every=1), tmp_path / "watched"
+    plain = trained(SMALL, samples, tmp_path / "plain")
+    assert torch.equal(plain, trained(watched, samples, run, held_out))
+    assert all((run / f"{name}.png").stat().st_size > 10_000 for name in ("learning_curves", "audit_sheet"))
+    before = [json.loads(line) for line in (run / "log.jsonl").open()]
+    assert ["held_out" in row for row in before] == [False, True]
+    assert before[1]["held_out"]["val"]["all"]["n"] == 2
+    (run / "state.pt").unlink()  # as after a kill within the second step
+    assert torch.equal(plain, trained(watched, samples, run, held_out))
+    again = [json.loads(line) for line in (run / "log.jsonl").open()]
+    assert [row | {"seconds": 0} for row in again] == [row | {"seconds": 0} for row in before]
+
+
 def test_more_updates_leave_ratio_one_and_are_clipped(samples, tmp_path):
     config = replace(SMALL, updates_per_step=3, lr=3e-2, steps=1)
     policy, optimizer = fresh(config)
@@ -81,6 +97,7 @@ def test_numbers_that_are_not_finite_are_null_in_the_log(samples, tmp_path, monk
     monkeypatch.setattr(train, "train_step", lambda *_: {
         "step": 0, "reward": float("nan"), "accuracy": 0.5, "look_share": 0.0, "kl": float("inf"),
         "margin": {"counting": -float("inf")}, "grad_norm": float("nan"), "skipped": True,
+        "response_length": float("nan"), "seconds": {"sample": 0.5},
     })  # fmt: skip
     train.train(fresh(SMALL)[0], samples, replace(SMALL, steps=1), tmp_path)
     (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
@@ -89,7 +106,7 @@ def test_numbers_that_are_not_finite_are_null_in_the_log(samples, tmp_path, monk
     assert row["accuracy"] == 0.5
 
 
-def test_a_gradient_that_is_not_finite_skips_the_step_and_five_in_a_row_stop_the_run(samples, tmp_path, monkeypatch):
+def test_a_gradient_that_is_not_finite_skips_the_step_and_five_in_a_row_stop_the_run(samples, tmp_path, monkeypatch, undrawn):
     config = replace(SMALL, steps=9, save_every=1)
     policy, _ = fresh(config)
     rewards_of, calls = train.rewards_of, []
