@@ -78,7 +78,7 @@ class Vision:
     """What the language model sees of an image: R versions of each feature map (R, N, D), row 0 the original."""
 
     features: list[Tensor]  # merged visual tokens, then DeepStack maps where the architecture has them
-    grid_thw: Tensor  # (1, 3): the vision tower's patch grid before merging
+    grid_thw: Tensor  # (1, 3), on the CPU: the vision tower's patch grid before merging
     grid: tuple[int, int]  # (rows, columns) of visual tokens after merging; rows · columns = N
 
     def edited(self, features: list[Tensor]) -> "Vision":
@@ -133,7 +133,8 @@ class Responses:
     def split(self, group_size: int) -> list["Responses"]:
         """The responses of each prompt, cut after the longest of them."""
         parts = zip(*(x.split(group_size) for x in (self.ids, self.mask, self.log_probs, self.unit_log_probs)))
-        return [Responses(*(x[:, : int(part[1].sum(-1).max())] for x in part)) for part in parts]
+        longest = self.mask.sum(-1).view(-1, group_size).amax(-1).tolist()
+        return [Responses(*(x[:, :n] for x in part)) for n, part in zip(longest, parts)]
 
 
 # ── what is loaded ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -239,7 +240,9 @@ class Policy:
         model: PreTrainedModel
         found: dict[str, Any]
         with door(f"--backbone {name}", source):
-            model, found = AutoModelForImageTextToText.from_pretrained(source, dtype=dtype, output_loading_info=True)
+            model, found = AutoModelForImageTextToText.from_pretrained(
+                source, dtype=dtype, device_map=device, output_loading_info=True
+            )  # weight by weight to the device: no copy of the model in memory, of which eight ranks would have eight
             if lacking := sorted(map(str, found["missing_keys"])):
                 raise InputError(f"--backbone {name}: {len(lacking)} weights are missing from {source}, as {lacking[0]}")
             tokenizer = AutoTokenizer.from_pretrained(source)
@@ -248,7 +251,7 @@ class Policy:
                                  f"{len(tokenizer)} tokens, without the image token {model.config.image_token_id}")  # fmt: skip
             if not tokenizer.chat_template:
                 raise InputError(f"--backbone {name}: expected a chat template at {source}: an instruction-tuned model has one")
-            return cls(model.to(device), tokenizer, AutoImageProcessor.from_pretrained(source))
+            return cls(model, tokenizer, AutoImageProcessor.from_pretrained(source))
 
     # ── text and image in ──
     def prompt(self, question: str, n_visual: int, thinking: bool = True) -> Tensor:
@@ -272,10 +275,10 @@ class Policy:
 
         No gradient: the vision tower is frozen.
         """
-        batch = self.image_processor(images=[image], return_tensors="pt").to(self.device)
+        batch = self.image_processor(images=[image], return_tensors="pt")
         grid_thw, merge = batch["image_grid_thw"], self.image_processor.merge_size
         with torch.no_grad():
-            out = self.trunk.get_image_features(batch["pixel_values"], grid_thw)
+            out = self.trunk.get_image_features(batch["pixel_values"].to(self.device), grid_thw.to(self.device))
         maps = [out.pooler_output, *(getattr(out, "deepstack_features", None) or [])]  # each a tuple, one entry an image
         rows, columns = (int(side) // merge for side in grid_thw[0, 1:])
         return Vision([m[0][None] for m in maps], grid_thw, (rows, columns))
@@ -297,17 +300,21 @@ class Policy:
         """
         pad_left = partial(pad_sequence, batch_first=True, padding_side="left")
         ids = pad_left([ids for ids, _ in prompts], padding_value=self.pad_id)  # (B, P)
-        mask = pad_left([torch.ones_like(ids) for ids, _ in prompts])
+        mask = pad_left([torch.ones_like(ids) for ids, _ in prompts]) if len({len(ids) for ids, _ in prompts}) > 1 else None
         positions = [self.positions(*prompt)[:, 0].T for prompt in prompts]  # each (P_b, 3)
         position_ids = pad_left(positions).permute(2, 0, 1)  # (3, B, P)
         maps = zip(*([m[0] for m in vision.features] for _, visions in prompts for vision in visions))
-        return self._read(ids, position_ids, [list(m) for m in maps], None if mask.all() else mask)
+        return self._read(ids, position_ids, [list(m) for m in maps], mask)
 
     def positions(self, prompt: Tensor, visions: Sequence[Vision]) -> Tensor:
-        """M-RoPE positions (3, 1, P) of a prompt (P,) without padding, with its images in their order."""
-        types = (prompt == self.image_token).int()[None]
+        """M-RoPE positions (3, 1, P) of a prompt (P,) without padding, with its images in their order.
+
+        Counted on the CPU: transformers asks for a dozen numbers one by one, each a wait for the device.
+        """
+        ids = prompt.cpu()[None]
         grids = torch.cat([vision.grid_thw for vision in visions]) if visions else None
-        return self.trunk.get_rope_index(prompt[None], mm_token_type_ids=types, image_grid_thw=grids)[0]
+        types = (ids == self.image_token).int()
+        return self.trunk.get_rope_index(ids, mm_token_type_ids=types, image_grid_thw=grids)[0].to(self.device)
 
     def _read(self, ids: Tensor, position_ids: Tensor, maps: list[list[Tensor]], mask: Tensor | None = None) -> Prefix:
         """maps: the visual tokens of all images in row order, each (N, D); then the DeepStack maps in the same way."""
@@ -328,6 +335,8 @@ class Policy:
         mask = branch.mask
         if mask is not None:  # of all that is in the cache, and of the new tokens
             mask = torch.cat([mask, mask.new_ones(len(ids), start + ids.shape[1])], dim=1)
+            if ids.shape[1] == 1:  # one token sees all of it; given whole, transformers does not read it, a wait a token
+                mask = mask[:, None, None].bool()
         out = self.trunk(
             input_ids=ids,
             attention_mask=mask,
@@ -373,7 +382,7 @@ class Policy:
         ended, branch = torch.zeros_like(live, dtype=torch.bool), prefix.fork(live // group_size)
         hidden = branch.hidden
         for t in range(max_new_tokens):
-            logits = self.head(hidden).float()  # (n, V)
+            logits = project(hidden, self.head.weight)  # (n, V)
             unit = logits.log_softmax(-1)
             log_p = unit if temperature in (0, 1) else (logits / temperature).log_softmax(-1)
             if temperature:
@@ -385,10 +394,10 @@ class Policy:
             ended = ended | torch.isin(token, self.eos_ids)
             if t + 1 == max_new_tokens:
                 return
-            if (t + 1) % STOP_TEST == 0 and ended.any():
-                going = (~ended).nonzero()[:, 0]
-                if not len(going):
-                    return
+            going = (~ended).nonzero()[:, 0] if (t + 1) % STOP_TEST == 0 else live
+            if not len(going):
+                return
+            if len(going) < len(live):
                 branch, live, token, ended = branch.fork(going), live[going], token[going], ended[going]
             hidden = self.step(branch, token[:, None], t)[:, 0]
 
@@ -405,7 +414,7 @@ class Policy:
         scored = torch.ones_like(ids) if scored is None else scored.to(ids)
         scored = torch.zeros_like(distinct).index_add(0, back, scored) > 0  # what any of the identical ones asks for
         versions, n = len(prefix.hidden), len(distinct)
-        pairs = torch.cartesian_prod(torch.arange(versions), torch.arange(n)).to(self.device)  # (R · n, 2)
+        pairs = torch.cartesian_prod(*(torch.arange(k, device=self.device) for k in (versions, n)))  # (R · n, 2)
         parts = [
             self._log_probs(prefix.fork(row), distinct[i], temperature, scored[i])
             for row, i in (chunk.unbind(1) for chunk in pairs.split(max_rows or len(pairs)))
@@ -414,7 +423,8 @@ class Policy:
 
     def _log_probs(self, branch: Prefix, ids: Tensor, temperature: float, scored: Tensor) -> Tensor:
         hidden = self.states(branch, ids)
-        chunks = zip(hidden[scored].split(LOGIT_CHUNK), ids[scored].split(LOGIT_CHUNK))
+        where = scored.nonzero(as_tuple=True)
+        chunks = zip(hidden[where].split(LOGIT_CHUNK), ids[where].split(LOGIT_CHUNK))
         log_p = [TokenLogProb.apply(h, self.head.weight, y, temperature) for h, y in chunks]
         return torch.zeros(ids.shape, device=self.device).masked_scatter(scored, torch.cat(log_p))  # (rows, T)
 
@@ -521,6 +531,19 @@ def draw(log_p: Tensor, u: Tensor) -> Tensor:
     return torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0].clamp(max=log_p.shape[1] - 1)
 
 
+def project(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Logits W h, (…, D), (V, D) → (…, V), in float32: factors of bfloat16, but products that are summed and kept in float32.
+
+    Rounded to bfloat16 they would say little: 24 is followed by 24.125. Without gradient on a GPU. A CPU has no such product;
+    there the head is copied to float32.
+    """
+    if hidden.dtype == torch.float32:
+        return F.linear(hidden, weight)
+    if hidden.device.type == "cpu":
+        return F.linear(hidden.float(), weight.float())
+    return torch.mm(hidden.flatten(0, -2), weight.T, out_dtype=torch.float32).unflatten(0, hidden.shape[:-1])
+
+
 class TokenLogProb(torch.autograd.Function):
     """log π of tokens y given the hidden states that predict them, (n, D), (V, D), (n,) → (n,), for a frozen head W.
 
@@ -530,7 +553,7 @@ class TokenLogProb(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        logits = F.linear(hidden, weight).float().div_(temperature)  # (n, V)
+        logits = project(hidden, weight).div_(temperature)  # (n, V)
         chosen, top = logits.gather(1, targets[:, None]), logits.amax(-1, keepdim=True)
         p = logits.sub_(top).exp_()  # in place, as all below: V is large
         total = p.sum(-1, keepdim=True)

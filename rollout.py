@@ -136,13 +136,13 @@ def scored_rows(policy: Policy, group: Group) -> tuple[Tensor, Tensor]:
 
     The G responses; for a yes/no question then the same G with the answer flipped (an empty span where there is none).
     """
-    ids, spans = group.responses.ids, group.spans
+    ids, spans = group.responses.ids.cpu(), group.spans
     if group.sample.kind == "yesno":
         other, other_spans = zip(*(flipped(policy, row.tolist(), span) for row, span in zip(ids, spans)))
         rows = [*ids, *(ids.new_tensor(row) for row in other)]
         ids = pad_sequence(rows, batch_first=True, padding_value=policy.pad_id)
         spans = [*spans, *other_spans]
-    return ids, span_mask(spans, ids.shape[1])
+    return ids.to(policy.device), span_mask(spans, ids.shape[1])
 
 
 def audit_answers(policy: Policy, group: Group, masks: Tensor, config: Config) -> tuple[Tensor, Tensor, Tensor]:

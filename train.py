@@ -112,7 +112,7 @@ def load_policy(config: Config) -> Policy:
     device = ranks.start()
     if config.backbone == "tiny":
         torch.set_num_threads(1)  # a model this small loses time to a second thread, and minutes where the cores are busy
-    return Policy.load(config.backbone, device, torch.bfloat16 if device.startswith("cuda") else torch.float32)
+    return Policy.load(config.backbone, device, torch.float32 if device == "cpu" else torch.bfloat16)
 
 
 def train(

@@ -108,8 +108,8 @@ def prompt_of(policy: Policy, row: Row, asking: Asking) -> tuple:
 
 def texts_of(policy: Policy, responses: Responses) -> list[str]:
     """Sampled responses as texts, without the token that ends them."""
-    said = responses.mask & ~torch.isin(responses.ids, policy.eos_ids)
-    return [policy.decode(ids[own]).strip() for ids, own in zip(responses.ids, said)]
+    said = (responses.mask & ~torch.isin(responses.ids, policy.eos_ids)).cpu()
+    return [policy.decode(ids[own]).strip() for ids, own in zip(responses.ids.cpu(), said)]
 
 
 def replies(policy: Policy, prompts: Sequence[tuple], max_new_tokens: int) -> list[str]:

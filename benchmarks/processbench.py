@@ -34,7 +34,7 @@ from benchmarks import harness, tasks
 from benchmarks.harness import Asking
 from benchmarks.tasks import Row
 from config import Config, InputError, flag, load_config
-from models import Policy, Vision, chat_prompt, seeded
+from models import Policy, Vision, chat_prompt, project, seeded
 from related.evpv import (
     HOW,
     Triple,
@@ -125,7 +125,8 @@ def prompted_u(policy: Policy, visions: Sequence[Vision], question: str, steps: 
     yes, no = (first_tokens(policy, [w, w.title(), f" {w}", f" {w.title()}"]) for w in ("yes", "no"))
     for start in range(0, len(prompts), batch_size):
         with torch.inference_mode():
-            logits = policy.head(policy.read_batch(prompts[start : start + batch_size]).hidden).float()  # (n, V)
+            hidden = policy.read_batch(prompts[start : start + batch_size]).hidden
+            logits = project(hidden, policy.head.weight)  # (n, V)
         u += (logits[:, yes].logsumexp(-1) - logits[:, no].logsumexp(-1)).sigmoid().tolist()
     return u
 

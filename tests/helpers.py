@@ -31,10 +31,10 @@ FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
 SMALL = Config(**(TINY_RECIPE | {"steps": 2, "prompts_per_step": 2, "group_size": 4, "eval_prompts": 2, "eval_group": 2}))
 
 
-def config_of(family: str, tokenizer):
-    """A configuration of the family with 4 decoder layers of width 48; Qwen3.5: three linear-attention layers, one full."""
+def config_of(family: str, tokenizer, layers: int = 4):
+    """A configuration of the family with decoder layers of width 48; in Qwen3.5 the last is full attention, the others linear."""
     text = dict(
-        vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
+        vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=2048, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )  # fmt: skip
     vision = dict(
@@ -56,7 +56,7 @@ def config_of(family: str, tokenizer):
         vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
         return Qwen3VLConfig(text_config=text, vision_config=vision, **ids)
     text |= {
-        "head_dim": 16, "full_attention_interval": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "head_dim": 16, "full_attention_interval": layers, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
                             "mrope_section": [2, 2, 2], "mrope_interleaved": True},
@@ -65,11 +65,11 @@ def config_of(family: str, tokenizer):
     return Qwen3_5Config(text_config=text, vision_config=vision, **ids)
 
 
-def random_policy(family: str, seed: int = 0) -> Policy:
+def random_policy(family: str, seed: int = 0, layers: int = 4) -> Policy:
     """A policy of the family with random weights, three times the usual scale, so that images matter."""
     torch.manual_seed(seed)
     tokenizer = backbone.make_tokenizer()
-    config = config_of(family, tokenizer)
+    config = config_of(family, tokenizer, layers)
     classes = (Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration, Qwen3_5ForConditionalGeneration)
     model = dict(zip(FAMILIES, classes))[family](config)
     with torch.no_grad():
