@@ -38,8 +38,9 @@ VERIFIERS = {  # the scenes of its lessons by mode: what a verifier comes to see
 TAUGHT_GROUP = 4  # solutions of the policy to a question about each
 BATCH, LR = 32, 2e-3
 NEW_STD = 0.08  # of the embeddings of new words: the backbone's own initialisation
-VALUES = [*"123456", *world.COLORS, *steps.COLUMNS, "yes", "no", "is", "not"]  # the tokens of which a response can be wrong
-VALUE_WEIGHT = {"policy": 5.0, "extractor": 10.0}
+# Of the tokens that a response can be wrong about; an extractor learns to count last, and its counts weigh most.
+NUMBERS, WORDS = [*"123456"], [*world.COLORS, *steps.COLUMNS, "yes", "no", "is", "not"]
+WEIGHTS = {"policy": (5.0, 5.0), "extractor": (30.0, 10.0)}  # of numbers, of words
 MAX_NEW_TOKENS = 64
 ASKED_TOGETHER = 16  # questions sampled in one batch
 
@@ -92,14 +93,15 @@ def response_of(role: str, question: Question, rng: random.Random) -> str:
 
 def examples(policy: Policy, role: str, scenes: Sequence, rng: random.Random) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Endless batches: rows of the pool (B,), ids (B, L) and loss weights (B, L)."""
-    values = torch.tensor(policy.tokenizer.convert_tokens_to_ids(VALUES))
+    of_id = torch.ones(len(policy.tokenizer))
+    for tokens, weight in zip((NUMBERS, WORDS), WEIGHTS[role]):
+        of_id[policy.tokenizer.convert_tokens_to_ids(tokens)] = weight
     while True:
         rows, batch = [rng.randrange(len(scenes)) for _ in range(BATCH)], []
         for row in rows:
             question = steps.ask(scenes[row], rng)
             ids = encode(policy, response_of(role, question, rng))
-            weights = torch.where(torch.isin(ids, values), VALUE_WEIGHT[role], 1.0)
-            batch.append(sft.example(prompt_of(policy, role, question), ids, weights))
+            batch.append(sft.example(prompt_of(policy, role, question), ids, of_id[ids]))
         yield torch.tensor(rows), *sft.batch_of(batch, policy.pad_id)
 
 
