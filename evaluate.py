@@ -109,7 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--run", type=Path, help="the run directory to evaluate")
-    what.add_argument("--backbone", help="a frozen backbone to evaluate on benchmarks, by name or directory")
+    what.add_argument("--backbone", help="a frozen backbone to evaluate on benchmarks: as in train.py")
     what.add_argument("--score", type=Path, metavar="FILE", help="replies to score (.jsonl, .json, .tsv, .parquet)")
     what.add_argument("--compare", type=Path, nargs="+", metavar="RUN", help="run directories to put side by side")
     what.add_argument("--table3", action="store_true", help="the controlled comparison; `--table3 --help` shows its own flags")

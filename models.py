@@ -233,7 +233,7 @@ class Policy:
     def load(cls, name: str, device: str = "cpu", dtype: torch.dtype | str = torch.float32) -> "Policy":
         """A backbone by its name in BACKBONES, by its name on the hub, or from any local directory in transformers format.
 
-        Raises InputError for a name that is neither, and for whatever fails. AutoProcessor is avoided: its video half needs
+        Raises InputError for a name that is none of these, and for whatever fails. AutoProcessor is avoided: its video half needs
         torchvision.
         """
         source = source_of(name)

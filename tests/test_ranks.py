@@ -22,6 +22,7 @@ from support import pictures, ranks
 
 TRAIN = ["--steps", "2", "--prompts-per-step", "3", "--group-size", "4", "--eval-prompts", "1", "--eval-group", "2"]
 TRAIN += ["--lr", "1e-4"]  # AdamW magnifies rounding to a share of lr
+TRAIN += ["--save-every", "1", "--eval-every", "2"]  # rank 0 draws after the first step, all measure after the second
 ASK = ["--max-new-tokens", "3", "--batch-size", "2", "--benchmarks"]
 
 
@@ -102,6 +103,9 @@ def test_two_ranks_give_the_weights_of_one(two, tmp_path, world, monkeypatch):
     logs = [[json.loads(line) for line in (run / "log.jsonl").open()] for run in runs]
     for a, b in zip(*logs, strict=True):
         assert a["reward"] == pytest.approx(b["reward"], abs=1e-5) and a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
+        assert {split: scores["all"]["accuracy"] for split, scores in a.get("held_out", {}).items()} == {
+            split: scores["all"]["accuracy"] for split, scores in b.get("held_out", {}).items()}  # fmt: skip
+    assert ["held_out" in row for row in logs[1]] == [False, True]
 
 
 def test_two_ranks_answer_as_one(two, backbone, tmp_path, monkeypatch):

@@ -12,28 +12,34 @@ from config import InputError
 from rollout import sample_group
 
 
-def test_same_seed_same_weights_other_seed_other_weights(samples, tmp_path):
-    a = trained(SMALL, samples, tmp_path / "a")
+@pytest.fixture(scope="module")
+def plain(samples, tmp_path_factory):
+    """A run, and its weights."""
+    run = tmp_path_factory.mktemp("plain")
+    return run, trained(SMALL, samples, run)
+
+
+def test_same_seed_same_weights_other_seed_other_weights(samples, plain, tmp_path):
+    run, a = plain
     assert torch.equal(a, trained(SMALL, samples, tmp_path / "b"))
     assert not torch.equal(a, trained(replace(SMALL, seed=1), samples, tmp_path / "c"))
-    rows = [[json.loads(line) for line in (tmp_path / run / "log.jsonl").open()] for run in "ab"]
+    rows = [[json.loads(line) for line in (one / "log.jsonl").open()] for one in (run, tmp_path / "b")]
     for a, b in zip(*rows):
         assert {k: v for k, v in a.items() if k != "seconds"} == {k: v for k, v in b.items() if k != "seconds"}
     assert set(a["seconds"]) == {"sample", "judge", "learn", "report"}
 
 
-def test_what_is_measured_and_drawn_on_the_way_moves_nothing(samples, tmp_path):
+def test_what_is_measured_and_drawn_on_the_way_moves_nothing(samples, plain, tmp_path):
     """And a run that goes on has each measurement once."""
     held_out = {"val": [first(samples, family) for family in ("attribute", "presence")]}
     watched, run = replace(SMALL, eval_every=2, save_every=1), tmp_path / "watched"
-    plain = trained(SMALL, samples, tmp_path / "plain")
-    assert torch.equal(plain, trained(watched, samples, run, held_out))
+    assert torch.equal(plain[1], trained(watched, samples, run, held_out))
     assert all((run / f"{name}.png").stat().st_size > 10_000 for name in ("learning_curves", "audit_sheet"))
     before = [json.loads(line) for line in (run / "log.jsonl").open()]
     assert ["held_out" in row for row in before] == [False, True]
     assert before[1]["held_out"]["val"]["all"]["n"] == 2
     (run / "state.pt").unlink()  # as after a kill within the second step
-    assert torch.equal(plain, trained(watched, samples, run, held_out))
+    assert torch.equal(plain[1], trained(watched, samples, run, held_out))
     again = [json.loads(line) for line in (run / "log.jsonl").open()]
     assert [row | {"seconds": 0} for row in again] == [row | {"seconds": 0} for row in before]
 

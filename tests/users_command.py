@@ -18,7 +18,6 @@ import sys
 import tempfile
 import threading
 import time
-import zipfile
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
