@@ -32,7 +32,7 @@ SMALL = Config(**(TINY_RECIPE | {"steps": 2, "prompts_per_step": 2, "group_size"
 
 
 def config_of(family: str, tokenizer, layers: int = 4):
-    """A configuration of the family with decoder layers of width 48; in Qwen3.5 the last is full attention, the others linear."""
+    """A configuration of the family with decoder layers of width 48; the last of Qwen3.5 is full attention, others linear."""
     text = dict(
         vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=2048, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
