@@ -31,7 +31,7 @@ def free(default: Any, help: str, **bounds: Any) -> Any:
 
 
 SPANS = ("answer", "evidence")
-METHOD_HELP = "correctness, additive, papo, vppo, answer-ced, cot-ced, rs-grpo, rs-ced, mixed, outcome or step: a row of METHODS"
+METHODS = "correctness, additive, papo, vppo, answer-ced, cot-ced, rs-grpo, rs-ced, mixed, outcome or step"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Config:
     """Every number of a run, with the paper's defaults; every field is a flag of train.py."""
 
     backbone: str = arg("tiny", "tiny, qwen2.5-vl-3b, qwen2.5-vl-7b, qwen3-vl-8b, qwen3.5-9b, or a local directory")
-    method: str = arg("answer-ced", METHOD_HELP)
+    method: str = arg("answer-ced", f"{METHODS}: a row of METHODS")
     data: str = arg("coco", "coco (val2017, fetched once), toy, a COCO-format folder or a .jsonl file")
     cache: str = free("~/.cache/evidence-rl", "where --data coco is kept")
     out: str = arg("", "run directory (default: runs/BACKBONE-METHOD-SEED)")
@@ -132,8 +132,10 @@ def outside(
 TINY_RECIPE = {"data": "toy", "steps": 60, "prompts_per_step": 4, "group_size": 16, "lr": 1e-3, "max_new_tokens": 16}
 
 
-# What methods need that ask about pages: DAPO's clip, the token mean and no KL (RS-GRPO's Eq. 10); an audit of what looks.
-PAGES_RECIPE = {"temperature": 1.2, "clip_low": 0.2, "clip_high": 0.28, "average": "token", "beta": 0.0, "span": "evidence"}
+# What methods need that ask about pages: DAPO's clip, the token mean and no KL (RS-GRPO's Eq. 10); an audit of what looks; and
+# room for pages and four stages (the group and both lengths are the released code's).
+PAGES_RECIPE = {"temperature": 1.2, "clip_low": 0.2, "clip_high": 0.28, "average": "token", "beta": 0.0, "span": "evidence",
+                "group_size": 8, "max_new_tokens": 1536, "max_prompt_tokens": 15000}  # fmt: skip
 RECIPES = dict.fromkeys(("rs-grpo", "rs-ced", "mixed", "outcome", "step"), PAGES_RECIPE)
 
 

@@ -83,7 +83,8 @@ def grpo_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """The loss of a group or of some rows of it, and its statistics `kl` and `clip_fraction`; all of them add up over rows.
 
-    log-probabilities and shares are (rows, T), advantages (rows,) or (rows, T). token_weights (rows, T) scale the surrogate, not the KL.
+    log-probabilities and shares are (rows, T), advantages (rows,) or (rows, T). token_weights (rows, T) scale the surrogate,
+    not the KL.
     """
     surrogate, clipped = clipped_surrogate(log_probs, old_log_probs, advantages, clip_low, clip_high)
     if token_weights is not None:

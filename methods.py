@@ -14,10 +14,11 @@
     outcome       the mean of format and derivation
     step          derivation + α · share of right records + format
 
-The last five are about questions of several pages. Data, steps, seeds, sampling, the router and everything else are those of train.py for all of them.
+The last five ask about several pages. Data, steps, seeds, sampling, the router and everything else are those of train.py for
+all of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -73,6 +74,16 @@ def method_of(config: Config) -> Method:
     return METHODS[config.method]
 
 
+def check_samples(samples: Sequence[data.Sample | data.PagedSample], config: Config) -> None:
+    """Raises InputError for questions that are not what the method asks."""
+    method, paged = method_of(config), isinstance(samples[0], data.PagedSample)
+    if method.pages != paged and (method.pages or method.token_weights or method.extra_loss):
+        kinds = ("questions about one image", "questions about pages, as of a folder with questions.jsonl and pages/")
+        raise InputError(f"--method {config.method}: expected {kinds[method.pages]}; found {kinds[paged]}")
+    if config.method == "rs-ced" and not any(page.boxes for sample in samples for page in sample.pages):
+        raise InputError("--method rs-ced: expected evidence_boxes of some pages, whose effect it rewards; found none")
+
+
 def advantages_of(policy: Policy, group: Group, rewards: Tensor | Scoped, config: Config) -> Tensor:
     """The advantages within a group: one a response, (G,), or one a token, (G, T), of rewards that are scoped."""
     if isinstance(rewards, Scoped):
@@ -81,7 +92,7 @@ def advantages_of(policy: Policy, group: Group, rewards: Tensor | Scoped, config
 
 
 def rewards_of(judgement: Judgement, sample: data.Sample, config: Config) -> Tensor | Scoped:
-    """R (G,) or Scoped: the method's reward, or correctness alone for presence samples (the router: two actions bound the variance)."""
+    """R: the method's reward, or correctness alone for presence samples (the router: two actions bound the variance)."""
     return unrouted_rewards(judgement, "correctness" if sample.family == "presence" else config.method, config)
 
 

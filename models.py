@@ -239,11 +239,7 @@ class Policy:
 
         template says where {pages} and {question} stand; "" is PAGES_TEMPLATE.
         """
-        before, _, after = (template or PAGES_TEMPLATE).partition("{pages}")
-        numbered = [part for i, n in enumerate(n_visual, start=1) for part in (f"[{i}]:", n)]
-        parts = [part.replace("{question}", question) for part in (before, after)]
-        parts = [*parts[:1], *numbered, *parts[1:]]
-        parts = [part for part in parts if part]
+        parts = page_parts(question, n_visual, template)
         return torch.tensor(chat_prompt(self.tokenizer, parts, self.image_token, thinking), device=self.device)
 
     def compose(self, parts: Sequence[str | Image.Image], thinking: bool = True) -> tuple[Tensor, list[Vision]]:
@@ -459,6 +455,14 @@ class Policy:
     def decode(self, ids: Sequence[int] | Tensor) -> str:
         """The text of token ids, special tokens included."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def page_parts(question: str, n_visual: Sequence[int], template: str = "") -> list[str | int]:
+    """The parts of a prompt about pages of so many visual tokens each, for `chat_prompt`: see `Policy.prompt_of_pages`."""
+    before, _, after = (template or PAGES_TEMPLATE).partition("{pages}")
+    numbered = [part for i, n in enumerate(n_visual, start=1) for part in (f"[{i}]:", n)]
+    parts = [before.replace("{question}", question), *numbered, after.replace("{question}", question)]
+    return [part for part in parts if part]
 
 
 def chat_prompt(tokenizer: PreTrainedTokenizerBase, parts: Sequence[str | int], image_token: int, thinking: bool) -> list[int]:

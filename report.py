@@ -76,11 +76,13 @@ def draw(policy: Policy, samples: list[data.Sample], config: Config, out: Path) 
     """Draws the run's two pictures into its directory: the curves of its log, and audits of its answers."""
     pictures.learning_curves([json.loads(line) for line in (out / "log.jsonl").open()], out / "learning_curves.png")
     with policy.reference():
-        pictures.audit_sheet(audit_examples(policy, samples, config), out / "audit_sheet.png")
+        if examples := audit_examples(policy, samples, config):
+            pictures.audit_sheet(examples, out / "audit_sheet.png")
 
 
 def audit_examples(policy: Policy, samples: list[data.Sample], config: Config) -> list[pictures.Example]:
-    """One group of each family, with the two answers of it to show: alike in what they say, furthest apart in reward."""
+    """One group of each family, with the two answers of it to show: alike in what they say, furthest apart in reward. Of
+    questions about several pages none is shown."""
     examples = []
     for family in data.FAMILIES:
         for sample in [s for s in samples if s.family == family][:1]:

@@ -165,8 +165,8 @@ def scored_rows(policy: Policy, group: Group, spans: list[tuple[int, int] | None
 def audit_answers(policy: Policy, group: Group, masks: Tensor, config: Config) -> tuple[Tensor, Tensor, Tensor]:
     """Eqs. 1 and 2 on a group: s (1 + K, G, T), audited spans (G, T) bool, and which responses have one (G,) bool.
 
-    masks are (1 + K, Σ N) over the pages. s holds for the audited spans, and for CoT-CED, the one method that reads it elsewhere, for whole responses. log π on the
-    unedited image was recorded when the answers were sampled.
+    masks are (1 + K, Σ N) over the pages. s holds for the audited spans, and for CoT-CED, the one method that reads it
+    elsewhere, for whole responses. log π on the unedited pages was recorded when the answers were sampled.
 
     With two possible answers the evidence speaks in their log-odds, so for yes/no questions the flipped answer is scored
     too: s and spans then have 2T columns, those of y and, with a minus sign, those of ȳ. Its audit is log π(y) − log π(ȳ).

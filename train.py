@@ -28,15 +28,15 @@ import data
 import grpo
 import report
 from config import Config, InputError, add_config_flags, configure, flag, recipe_of, resumed
-from methods import advantages_of, method_of, rewards_of
-from related.rs_grpo import Scoped
+from methods import advantages_of, check_samples, method_of, rewards_of
 from models import Policy
+from related.documents import load_samples
+from related.rs_grpo import Scoped
 from rollout import Group, Judgement, judge, measure, measure_base, sample_groups, seeded
 from support import ranks
 from support.checkpoint import CHECKPOINT, Interruption, as_json, claim, cut_log, go_on, load_state, save_state, write_whole
 from support.clock import Clock, less_memory
 from support.plan import plan
-from support.questions import load_samples
 
 MAX_BAD_STEPS = 5  # in a row, of a gradient that is not finite, before a run gives up
 
@@ -174,6 +174,7 @@ def run(config: Config, resume: bool, stop_after: int | None = None) -> None:
     out, policy = Path(config.out), load_trainable(config)
     with tempfile.TemporaryDirectory() as scratch:
         samples, held_out = load_samples(config, policy, Path(scratch), quiet=ranks.rank() > 0)
+        check_samples(samples, config)
         ranks.first(lambda: go_on(out, config) if resume else claim(out, config))
         if ranks.rank() == 0:
             trainable = sum(p.numel() for p in policy.adapter.parameters() if p.requires_grad)

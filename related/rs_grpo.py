@@ -24,8 +24,8 @@ the derivation channel speaks on the same tokens.
 
 The released code (github.com/OpenBMB/VisRAG, src/rsgrpo) is not the paper:
 * six channels (answer × 3, evidence × 3, format, length, two penalties), each normalised over the group alone (sample std,
-  ε = 1e-6) and never averaged, so that the weights × 3 cancel; each has its own loss, and the losses' sum is divided by how many
-  are not 0.
+  ε = 1e-6) and never averaged, so that the weights × 3 cancel; each has its own loss, and their sum is divided by how many are
+  not 0.
 * a span begins where `encode("<think>")` is found among the ids. A token that straddles a tag hides it, and then evidence and
   answer both cover the whole response. Here prefixes of the sampled ids are decoded.
 * the evidence channel is F1 of words for gold of five words or more: "3 stars" for "2 stars" would earn half.
@@ -42,12 +42,14 @@ from torch import Tensor
 
 import answers
 import ced
+import data
 import grpo
 from config import Config
 from models import Policy
 from rollout import Group, Judgement
 
 STAGES = ("observe", "evidence", "think", "answer")
+LONG = 5  # words from which gold evidence is no phrase to be repeated (the released code's)
 NOTHING = "no relevant information"  # the record of a page that says nothing about the question
 FORMAT = re.compile(r"\s*".join(rf"<{tag}>(?:(?!</?(?:{'|'.join(STAGES)})>).)*</{tag}>" for tag in STAGES), re.DOTALL)
 CHANNELS = ("format", "perception", "derivation")
@@ -100,26 +102,31 @@ def read_evidence(text: str, k: int) -> list[str | None]:
 
 
 # ── the channels ────────────────────────────────────────────────────────────────────────────────────────────────────
-def exact(said: str, gold: str) -> bool:
-    return answers.normalize_word(said) == answers.normalize_word(gold)
+def exact(said: str, gold: str) -> float:
+    """1 if a record says the gold words and no other, else 0."""
+    return float(answers.normalize_word(said) == answers.normalize_word(gold))
 
 
-def contained(said: str, gold: str) -> bool:
-    """Whether a record holds the gold words in their order, or, of a page without any, says so."""
-    return exact(said, gold) if gold == NOTHING else f" {answers.normalize_word(gold)} " in f" {answers.normalize_word(said)} "
+def contained(said: str, gold: str) -> float:
+    """How well a record of a reader's own words agrees with the gold: 1 if it holds the gold's words, of which there are fewer
+    than LONG; else their word F1. Of a page without evidence, and of one of which no words are known, whether it says so."""
+    if gold in (NOTHING, data.SOMETHING):
+        return float(exact(said, NOTHING) == (gold == NOTHING))
+    words, found = (answers.normalize_word(text) for text in (gold, said))
+    return float(f" {words} " in f" {found} ") if len(words.split()) < LONG else answers.word_f1(said, gold)
 
 
 def perception_reward(
-    said: Sequence[str | None], gold: Sequence[str], weight: float, agree: Callable[[str, str], bool] = exact
+    said: Sequence[str | None], gold: Sequence[str], weight: float, agree: Callable[[str, str], float] = exact
 ) -> float:
     """R_perception: the weighted share of pages whose record is right; pages with evidence count `weight`, others 1."""
     weights = [1.0 if line == NOTHING else weight for line in gold]
-    right = sum(w for w, a, b in zip(weights, said, gold) if a is not None and agree(a, b))
+    right = sum(w * agree(a, b) for w, a, b in zip(weights, said, gold) if a is not None)
     return right / sum(weights)
 
 
 def perception(group: Group, weight: float) -> Tensor:
-    """R_perception of a group's responses, (G,). Where the gold evidence is not known it is 0 for all, which teaches nothing."""
+    """R_perception of a group's responses, (G,). Where gold evidence is not known it is 0 for all, which teaches nothing."""
     sample = group.sample
     if not sample.gold:
         return torch.zeros(len(group.texts))

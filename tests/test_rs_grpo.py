@@ -80,8 +80,8 @@ def test_advantages_of_a_response_and_of_its_tokens_give_one_loss():
 
 
 def test_the_released_advantages_normalise_each_channel_alone():
-    """Sample std, ε = 1e-6, and no averaging: (x − mean) / std of (1, ¼, ¼) is 2/√3, and of (0, 1, 1) is −2/√3, whatever the weight
-    3; each channel's loss is a token mean times its share of tokens, and the sum is divided by the channels that are not 0."""
+    """Sample std, ε = 1e-6, no averaging: (x − mean) / std of (1, ¼, ¼) is 2/√3, and of (0, 1, 1) is −2/√3, whatever the weight
+    3. Of two channels that are not 0, a token's loss holds half."""
     channel = lambda r: (r - r.mean()) / (r.std(correction=1) + 1e-6)  # noqa: E731
     for weight in (1.0, 3.0):
         perception, derivation = (channel(weight * REWARDS[m])[0] for m in (1, 2))
