@@ -59,7 +59,7 @@ def index_pages(policy: Policy, visions: Sequence[Vision]) -> Tensor:
 def ranking(policy: Policy, index: Tensor, queries: Sequence[str]) -> Tensor:
     """The pages (Q, P) of an index (P, D) for each query, the best first."""
     with torch.inference_mode():
-        return (embed_queries(policy, queries) @ index.T).argsort(-1, descending=True, stable=True)
+        return (embed_queries(policy, queries) @ index.T).argsort(dim=-1, descending=True, stable=True)
 
 
 def top_k(policy: Policy, index: Tensor, query: str, k: int) -> list[int]:

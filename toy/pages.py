@@ -23,6 +23,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import data
 from toy import world
@@ -35,6 +36,7 @@ MOST = 5  # pages of a context
 WORDS = "observe each record evidence relevant information insufficient represent this query retrieving documents".split()
 MARKS = ["<observe>", "</observe>", "<evidence>", "</evidence>", *(f"[{i}]:" for i in range(1, MOST + 1))]
 
+SIZE = (world.CELL * world.CELLS,) * 2  # of a page, pixels
 KINDS = ("counting", "spatial")
 NOTHING = "no relevant information"
 INSUFFICIENT = "insufficient"
@@ -71,12 +73,14 @@ class Question:
         _, count, side = world.PRIOR[self.name]
         return str(count) if self.kind == "counting" else side
 
+    def shown_by(self, page: Page) -> Shapes | None:
+        """What a page shows of the class, in the color if one is asked for."""
+        return next((group for group in page if group.name == self.name and self.color in ("", group.color)), None)
+
     def told_by(self, page: Page) -> str | None:
-        """What a page says about it; None if it does not show the class, in the color if one is asked for."""
-        for group in page:
-            if group.name == self.name and self.color in ("", group.color):
-                return str(len(group.boxes)) if self.kind == "counting" else side_of(group)
-        return None
+        """What a page says about it; None if it does not show the class."""
+        group = self.shown_by(page)
+        return group and (str(len(group.boxes)) if self.kind == "counting" else side_of(group))
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,52 @@ def ask(pages: Sequence[Page], once: Sequence[str], never: Sequence[str], rng: r
     name = rng.choice(once if rng.random() < SUFFICIENT else never)
     question = Question(rng.choice(KINDS), name)
     return Context(question, tuple(map(question.told_by, pages)))
+
+
+@dataclass(frozen=True)
+class Book:
+    """A book, and where its pages are drawn."""
+
+    name: str
+    pages: list[Page]
+    images: list[Path]
+
+    def sample(self, rows: Sequence[int], question: Question, name: str, how: str = "stages") -> data.PagedSample:
+        """A question about some of its pages, as the loop asks and judges it. how is of INSTRUCTION."""
+        context = Context(question, tuple(question.told_by(self.pages[row]) for row in rows))
+        shown = [question.shown_by(self.pages[row]) for row in rows]
+        drawn = [
+            data.Page(self.images[row], SIZE, tuple(group.boxes) if group else (), line if group else "")
+            for row, group, line in zip(rows, shown, context.gold)
+        ]
+        family = data.CONTEXTS[context.answer == INSUFFICIENT]
+        template = f"{{pages}}{{question}} {INSTRUCTION[how]}"
+        return data.PagedSample(name, self.name, tuple(drawn), question.text, context.answer, family, template=template)
+
+
+def draw_library(folder: Path, n: int, key: str) -> list[Book]:
+    """n books, each a folder of images."""
+    books = []
+    for i in range(n):
+        rng, place = random.Random(f"{key} {i}"), folder / f"{key}-{i:03d}"
+        place.mkdir(parents=True)
+        pages = make_book(rng)
+        images = [place / f"{page:02d}.png" for page in range(len(pages))]
+        for page, path in zip(pages, images):
+            world.draw_scene(page, rng).save(path)
+        books.append(Book(place.name, pages, images))
+    return books
+
+
+def draw_questions(books: Sequence[Book], n: int, k: int, key: str, how: str = "stages") -> list[data.PagedSample]:
+    """n questions, each about k pages of one book, of which at most one shows the class."""
+    samples = []
+    for i in range(n):
+        rng, book = random.Random(f"{key} {i}"), books[i % len(books)]
+        rows, once, never = choose_pages(book.pages, k, rng)
+        question = ask([book.pages[row] for row in rows], once, never, rng).question
+        samples.append(book.sample(rows, question, f"{key}-{i}", how))
+    return samples
 
 
 # ── responses ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,6 +14,7 @@ control without stages.
 """
 
 import argparse
+import functools
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ from tqdm import tqdm
 import sft
 from models import Policy, Vision, chat_prompt
 from toy import backbone, pages, roles, world
-from toy.pages import INSTRUCTION, Context, Page
+from toy.pages import INSTRUCTION, Context, Page, Question
 
 EVISRAG = Path(__file__).parent.parent / "assets" / "evisrag"
 POOL = 4000  # pages, drawn once
@@ -60,11 +61,11 @@ class Lesson(NamedTuple):
 
 
 # ── prompts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def prompt_of(policy: Policy, context: Context, how: str) -> Tensor:
-    """The prompt (P,) of a context's question, for `stages` or `generic`."""
-    visual = math.prod(policy.grid((world.CELL * world.CELLS,) * 2))
-    parts = [part for i in range(len(context.told)) for part in (pages.mark(i), visual)]
-    parts.append(f"{context.question.text} {INSTRUCTION[how]}")
+@functools.cache
+def prompt_of(policy: Policy, question: Question, k: int, how: str) -> Tensor:
+    """The prompt (P,) of a question about k pages, for `stages` or `generic`."""
+    parts = [part for i in range(k) for part in (pages.mark(i), math.prod(policy.grid(pages.SIZE)))]
+    parts.append(f"{question.text} {INSTRUCTION[how]}")
     return torch.tensor(chat_prompt(policy.tokenizer, parts, policy.image_token, True))
 
 
@@ -93,7 +94,7 @@ def lesson_row(policy: Policy, context: Context, leg: Leg, rng: random.Random) -
     content = torch.isin(ids, torch.tensor(policy.tokenizer.convert_tokens_to_ids(CONTENT)))
     if how == "stages":
         content[: int((ids == policy.tokenizer.convert_tokens_to_ids("</observe>")).nonzero()[0])] = True
-    prompt = prompt_of(policy, context, how)
+    prompt = prompt_of(policy, context.question, len(context.told), how)
     return prompt, *sft.example(prompt[cut(policy, prompt) :], ids, torch.where(content, leg.weight, 1.0))
 
 
