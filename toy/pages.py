@@ -164,6 +164,11 @@ class Book:
         return data.PagedSample(name, self.name, tuple(drawn), question.text, context.answer, family, template=template)
 
 
+def questions_of(pages: Sequence[Page]) -> list[tuple[Question, int]]:
+    """Every question that exactly one page of a book answers, and which: two of each (shape, color)."""
+    return [(Question(kind, group.name, group.color), i) for i, page in enumerate(pages) for group in page for kind in KINDS]
+
+
 def draw_library(folder: Path, n: int, key: str) -> list[Book]:
     """n books, each a folder of images."""
     books = []
