@@ -62,6 +62,7 @@ from reading import (
 from words import class_name, plural, singular, with_article
 
 FAMILIES = ("attribute", "counting", "spatial", "presence")
+CONTEXTS = ("sufficient", "insufficient")  # the families of questions about pages: do these tell the answer?
 BOX_KEYS = ("proposal_bbox", "target_bbox", "argument_bbox")  # then metadata.bbox, then the centre box: A.2's priority
 CENTRE_BOX_SIDE = 0.35  # the fallback region, as a fraction of the image's width and height
 SIZE_RATIO = 2.0  # "which is larger" is asked only when one box has at least twice the other's area
@@ -86,6 +87,39 @@ class Sample:
     @property
     def kind(self) -> str:
         return kind_of(self.family)
+
+    @property
+    def pages(self) -> tuple["Sample"]:
+        """The one page of the question: itself. `PagedSample` has several."""
+        return (self,)
+
+
+@dataclass(frozen=True)
+class Page:
+    """One of the pages that a question is asked about."""
+
+    image: Path
+    size: tuple[int, int]  # (width, height) of the stored image, pixels
+    boxes: tuple[tuple[float, float, float, float], ...] = ()  # the part of Ω_ev that lies here; none: nothing here decides
+    evidence: str = ""  # what a reader should record of this page; "": nothing here is relevant
+
+
+@dataclass(frozen=True)
+class PagedSample:
+    """One question about several pages, answered in four stages: see related/rs_grpo.py."""
+
+    id: str
+    image_id: str  # of the book: no book is in two splits
+    pages: tuple[Page, ...]
+    question: str
+    answer: str  # some form of "insufficient" where the pages do not tell
+    family: str  # one of CONTEXTS
+    gold: str = "exact"  # how a record must agree with a page's evidence: exact, contained, or "" where that is not known
+    template: str = ""  # of the prompt: see `Policy.prompt_of_pages`; "": that of the real backbones
+
+    @property
+    def kind(self) -> str:
+        return "pages"
 
 
 def kind_of(family: str) -> str:
@@ -509,7 +543,7 @@ class BalancedSampler:
     """
 
     def __init__(self, samples: Sequence[Sample], seed: int, cursor: int = 0):
-        self.families = [group for f in FAMILIES if (group := [s for s in samples if s.family == f])]
+        self.families = [group for f in FAMILIES + CONTEXTS if (group := [s for s in samples if s.family == f])]
         self.seed, self.cursor = seed, cursor
 
     def draw(self, n: int) -> list[Sample]:

@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 import data
 from config import Config, InputError
 from models import Policy
@@ -41,6 +43,14 @@ def load_samples(
         if empty := [name for name, samples in splits.items() if not samples]:
             print(f"  no image falls in {' and '.join(empty)}: left out of the tables")
     return splits.pop("train"), {name: samples for name, samples in splits.items() if samples}
+
+
+def prompt_of(policy: Policy, sample: data.Sample | data.PagedSample, thinking: bool) -> Tensor:
+    """The prompt (P,) that asks a sample's question about its image or pages."""
+    n_visual = [math.prod(policy.grid(page.size)) for page in sample.pages]
+    if isinstance(sample, data.Sample):
+        return policy.prompt(sample.question, *n_visual, thinking)
+    return policy.prompt_of_pages(sample.question, n_visual, sample.template, thinking)
 
 
 def check_prompts(policy: Policy, samples: Sequence[data.Sample], config: Config) -> None:

@@ -219,8 +219,8 @@ def test_zero_and_noise_siblings():
 def reads_one_token(token: int, original: list[torch.Tensor]):
     """A policy whose only answer is the less likely, the further one visual token is from what it was; it sees every map."""
 
-    def score(features):
-        change = sum((m[:, token] - o[token]).norm(dim=-1) for m, o in zip(features, original))
+    def score(pages):
+        change = sum((m[:, token] - o[token]).norm(dim=-1) for m, o in zip(*pages, original))
         return -change[:, None, None]  # (R, G = 1, T = 1)
 
     return score
@@ -228,7 +228,7 @@ def reads_one_token(token: int, original: list[torch.Tensor]):
 
 def margin_of(token: int, masks: torch.Tensor, maps: int = 1) -> float:
     features = [torch.randn(36, 8, generator=seeded(i)) for i in range(maps)]
-    s = audit(reads_one_token(token, features), torch.zeros(1, 1), features, masks, (6, 6), "mean", 2, seeded())
+    s = audit(reads_one_token(token, features), torch.zeros(1, 1), [(features, (6, 6))], masks, "mean", 2, seeded())
     return float(evidence_margin(s.sum(-1), 0.1))
 
 
@@ -243,7 +243,7 @@ def test_a_policy_that_reads_one_token_depends_on_the_region_that_holds_it(maps)
 def test_a_policy_that_reads_nothing_has_margin_exactly_zero():
     masks, _ = ced.audit_regions(torch.tensor([[28.0, 28, 28, 28]]), (84, 84), (6, 6), 3, 0.05, seeded())
     blind, maps = torch.full((2, 4), -1.7), [torch.randn(36, 8)]
-    s = audit(lambda f: blind.expand(len(f[0]), 2, 4), blind, maps, masks, (6, 6), "mean", 2, seeded())
+    s = audit(lambda f: blind.expand(len(f[0][0]), 2, 4), blind, [(maps, (6, 6))], masks, "mean", 2, seeded())
     assert s.shape == (4, 2, 4) and (s == 0).all() and (evidence_margin(s, 0.1) == 0).all()
 
 

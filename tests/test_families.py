@@ -23,7 +23,7 @@ import rollout
 import train
 from benchmarks import Row, harness
 from config import Config
-from methods import METHODS
+from methods import COMPARED
 from models import Policy
 from support import pictures
 
@@ -223,7 +223,7 @@ def test_a_step_of_every_method_on_real_images(directory, shared, coco_mini, tmp
     parameters = policy.add_lora(config.lora_layers, config.lora_rank, config.lora_alpha)
     optimizer = torch.optim.AdamW(parameters, lr=config.lr)
     sampler = data.BalancedSampler(samples, seed=1)
-    for step, method in enumerate(METHODS):
+    for step, method in enumerate(COMPARED):
         row = train.train_step(policy, sampler.draw(1), optimizer, replace(config, method=method), step)
         assert row["response_length"] > 0 and not row["skipped"]
     assert all(p.isfinite().all() for p in parameters)
