@@ -265,8 +265,8 @@ def test_pages_and_questions_are_read(tmp_path):
 
 def test_every_bad_question_is_reported_with_its_number(tmp_path):
     bad = [ASKED, "{", {"question": "?"}, ASKED | {"evidence_pages": ["c"]}, ASKED | {"evidence_pages": {"a": ""}},
-           ASKED | {"evidence_boxes": {"a": [500, 0, 5, 5]}}, ASKED | {"evidence_boxes": [1, 2, 3, 4]}, ASKED | {"id": "line-1"},
-           ASKED | {"evidence_pages": True}]  # fmt: skip
+           ASKED | {"evidence_boxes": {"a": [500, 0, 5, 5]}}, ASKED | {"evidence_boxes": [1, 2, 3, 4]},
+           ASKED | {"id": "line-1"}, ASKED | {"evidence_pages": True}]  # fmt: skip
     with pytest.raises(InputError) as error:
         data.read_document(document(tmp_path, *bad), Counter())
     text = str(error.value)
