@@ -33,7 +33,7 @@ import torch
 from PIL import Image, ImageDraw
 
 import ced
-from answers import is_correct
+from answers import abstains, is_correct
 from config import InputError, outside
 from reading import (
     BOX,
@@ -532,6 +532,8 @@ def document_question(entry: Any, number: int, pages: dict[str, Page]) -> dict:
             if name not in pages:
                 known = f"the name of one of {len(pages)} pages, as {next(iter(pages))!r}"
                 raise InputError(f"{field}: expected {known}; found {name!r}")
+    if values["evidence_pages"] == {} and not abstains(values["answer"]):
+        raise InputError(f"evidence_pages: expected the pages that tell the answer, {shown(values['answer'])}; found none")
     boxes = values["evidence_boxes"] or {}
     clipped = {name: [clip(box, pages[name].size) for box in own] for name, own in boxes.items()}
     for name, own in clipped.items():

@@ -234,13 +234,14 @@ class Policy:
         parts = [n_visual, f"{question} {INSTRUCTION}"]
         return torch.tensor(chat_prompt(self.tokenizer, parts, self.image_token, thinking), device=self.device)
 
-    def prompt_of_pages(self, question: str, n_visual: Sequence[int], template: str = "", thinking: bool = True) -> Tensor:
+    def prompt_of_pages(self, question: str, n_visual: Sequence[int], template: str = "") -> Tensor:
         """Token ids (P,) of the chat prompt for several pages of so many visual tokens each, numbered [1]:, [2]:, …
 
-        template says where {pages} and {question} stand; "" is PAGES_TEMPLATE.
+        template says where {pages} and {question} stand; "" is PAGES_TEMPLATE. No <think> is opened in the prompt: thinking is
+        the third of the four stages.
         """
         parts = page_parts(question, n_visual, template)
-        return torch.tensor(chat_prompt(self.tokenizer, parts, self.image_token, thinking), device=self.device)
+        return torch.tensor(chat_prompt(self.tokenizer, parts, self.image_token, thinking=False), device=self.device)
 
     def compose(self, parts: Sequence[str | Image.Image], thinking: bool = True) -> tuple[Tensor, list[Vision]]:
         """The chat prompt (P,) of texts and images in their order, and what the model sees of each image."""

@@ -50,7 +50,7 @@ def prompt_of(policy: Policy, sample: data.Sample | data.PagedSample, thinking: 
     n_visual = [math.prod(policy.grid(page.size)) for page in sample.pages]
     if isinstance(sample, data.Sample):
         return policy.prompt(sample.question, n_visual[0], thinking)
-    return policy.prompt_of_pages(sample.question, n_visual, sample.template, thinking)
+    return policy.prompt_of_pages(sample.question, n_visual, sample.template)
 
 
 def check_prompts(policy: Policy, samples: Sequence[data.Sample], config: Config) -> None:

@@ -266,11 +266,12 @@ def test_pages_and_questions_are_read(tmp_path):
 def test_every_bad_question_is_reported_with_its_number(tmp_path):
     bad = [ASKED, "{", {"question": "?"}, ASKED | {"evidence_pages": ["c"]}, ASKED | {"evidence_pages": {"a": ""}},
            ASKED | {"evidence_boxes": {"a": [500, 0, 5, 5]}}, ASKED | {"evidence_boxes": [1, 2, 3, 4]},
-           ASKED | {"id": "line-1"}, ASKED | {"evidence_pages": True}]  # fmt: skip
+           ASKED | {"id": "line-1"}, ASKED | {"evidence_pages": True}, ASKED | {"evidence_pages": []},
+           {"question": "?", "answer": "insufficient to answer", "evidence_pages": []}]  # fmt: skip
     with pytest.raises(InputError) as error:
         data.read_document(document(tmp_path, *bad), Counter())
     text = str(error.value)
-    assert "8 bad lines" in text and all(f"line {n}: " in text for n in range(2, 10)) and "line 1: " not in text
+    assert "9 bad lines" in text and all(f"line {n}: " in text for n in range(2, 11)) and "line 1: " not in text
     assert "line 4: evidence_pages: expected the name of one of 2 pages, as 'a'; found 'c'" in text
     assert "line 6: evidence_boxes: box (500, 0, 5, 5) has no area inside page 'a'" in text
     assert "line 8: id: expected ids that differ; found 'line-1' again" in text

@@ -1,13 +1,17 @@
 """RS-GRPO: spans, rewards, Eqs. 7–10 and the released code's advantages on numbers worked by hand."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import FAMILIES, adapter_gradient, answered, learnt, naive_log_probs, random_image
 
 import grpo
+from config import Config
+from models import Responses
 from related import rs_grpo
 from related.rs_grpo import (
     HELD_TRUE,
@@ -95,6 +99,30 @@ def test_without_gold_evidence_derivation_speaks_on_the_evidence_too():
     rewards = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])
     looks = scoped_rewards(rewards, HELD_TRUE)[2].tolist()
     assert looks[0] == looks[1] < looks[2]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_on_two_pages_is_the_gradient_of_naive_forwards(family, tmp_path, monkeypatch):
+    """Every token with the advantage worked out above, in a mean over the group's 8 tokens, without KL."""
+    policy, group = answered(family, tmp_path / "page.png")
+    images = [random_image(90, 60), random_image(48, 64, seed=1)]
+    visions = [policy.encode(image) for image in images]
+    prompt = policy.prompt_of_pages("What color?", [v.features[0].shape[1] for v in visions], "{pages} {question}")
+    responses = Responses(group.responses.ids[:, :4], MASK, *torch.zeros(2, 3, 4))
+    group = replace(group, visions=visions, prompt=prompt, responses=responses)
+    rows = iter(STAGES.tolist())
+    monkeypatch.setattr(rs_grpo, "stages_of", lambda ids, decode: next(rows)[: len(ids)])
+    scoped = rs_grpo.Scoped(REWARDS, SCOPES)
+    config = Config(method="rs-grpo", average="token", beta=0.0, temperature=1.2)
+    found = learnt((policy, group), config, scoped)
+    advantages, loss = [[1, 1, -1, -1], [-0.5, 0.5], [-0.5, 0.5]], 0.0
+    for ids, own in zip(responses.ids, advantages):
+        log_p = naive_log_probs(policy, prompt, images, ids[: len(own)], 1.2)
+        loss = loss - (log_p * ROOT2 * torch.tensor(own)).sum() / 8
+    expected = adapter_gradient(policy, loss)
+    scale = float(expected.abs().max())
+    assert scale > 1e-3
+    torch.testing.assert_close(found, expected, atol=1e-3 * scale, rtol=0)  # ε of the advantage is 1e-4
 
 
 # ── spans ──
