@@ -16,6 +16,7 @@ contexts of five pages.
 
 import argparse
 import json
+import math
 import random
 import sys
 import time
@@ -23,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -41,13 +43,13 @@ from related.rs_grpo import NOTHING, Scoped, read_evidence, well_formed
 from rollout import judge, sample_groups
 from studies.evisrag_report import draw, markdown
 from support import ranks, stats
-from support.checkpoint import claim, go_on, write_whole
+from support.checkpoint import as_json, claim, go_on, write_whole
 from toy import pages, reader, roles
 from toy.pages import INSUFFICIENT, Book, Question
 
-RECIPE = {"steps": 120, "prompts_per_step": 4, "group_size": 16, "lr": 3e-4, "max_new_tokens": 48}
+RECIPE = {"steps": 60, "prompts_per_step": 4, "group_size": 16, "lr": 6e-4, "max_new_tokens": 48}
 BOOKS = {"train": 40, "test": 24, "retriever": 60}
-TRAINED, TESTED, RETRIEVED = 480, 192, 144  # questions
+TRAINED, TESTED, RETRIEVED = 240, 192, 144  # questions
 RETRIEVER_UPDATES, RETRIEVER_LR = 250, 1e-3
 QUERIES = 8  # of each kind and book, when recall is measured
 AUDITED = 40  # questions about sufficient contexts, 16 answers each
@@ -131,6 +133,7 @@ class Study:
     def __init__(self, out: Path, quick: bool):
         self.out, self.quick = out, quick
         self.recipe = RECIPE | (QUICK if quick else {})
+        self.drawn: dict[str, list[Book]] = {}
 
     def n(self, count: int) -> int:
         """A number of books, questions or updates; a sixth of it in a quick run."""
@@ -142,12 +145,14 @@ class Study:
         if not path.is_file():
             began = time.process_time()
             found = make()
-            write_whole(path, json.dumps(found | {"seconds": time.process_time() - began}).encode())
+            write_whole(path, as_json(found | {"seconds": time.process_time() - began}).encode())
         return read_json(path)
 
     def books(self, which: str) -> list[Book]:
         """The books of a purpose, drawn when they are first asked for."""
-        return pages.draw_library(self.out / "books", self.n(BOOKS[which]), which)
+        if which not in self.drawn:
+            self.drawn[which] = pages.draw_library(self.out / "books", self.n(BOOKS[which]), which)
+        return self.drawn[which]
 
     # ── retrieval ──
     def retriever(self) -> Policy:
@@ -170,7 +175,7 @@ class Study:
                     retrieve.library_of(policy, book.images, asks_of(book, kind, QUERIES)) for book in self.books("test")
                 ]
                 hits = retrieve.measure(policy, libraries, (1, 3))
-                recalls.setdefault(name, {})[kind] = {k: stats.share(hit.float().numpy()) for k, hit in hits.items()}
+                recalls.setdefault(name, {})[kind] = {k: stats.share(hit.double().numpy()) for k, hit in hits.items()}
         n = len(self.books("test")[0].pages)
         return {"recall": recalls, "chance": {1: 1 / n, 3: 3 / n}, "queries": len(hits[1])}
 
@@ -257,9 +262,14 @@ class Study:
                     if audited:
                         (above if ok else below).append(m)
         return {
-            span: {"right": sum(above) / len(above), "wrong": sum(below) / len(below), "AUC": stats.auc(above, below),
-                   "n": [len(above), len(below)]} for span, (above, below) in found.items()
+            span: {"right": mean_of(above), "wrong": mean_of(below), "AUC": stats.auc(above, below), "n": [len(above), len(below)]}
+            for span, (above, below) in found.items()
         }  # fmt: skip
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """The mean, NaN of none."""
+    return fmean(values) if values else math.nan
 
 
 def asked_of(book: Book, kind: str | None, n: int) -> list[tuple[Question, int]]:

@@ -113,8 +113,9 @@ def recall_table(part: dict) -> str:
 def audit_table(part: dict) -> str:
     """Whose tokens look."""
     lines = [["audited", "mean m, right records", "wrong records", "AUC", "n"]]
-    lines += [[span, f"{row['right']:.2f}", f"{row['wrong']:.2f}", f"{row['AUC']:.2f}", " + ".join(map(str, row["n"]))]
-              for span, row in part.items() if span != "seconds"]  # fmt: skip
+    for span in ("evidence", "answer"):
+        numbers = ["–" if part[span][of] is None else f"{part[span][of]:.2f}" for of in ("right", "wrong", "AUC")]
+        lines.append([span, *numbers, " + ".join(map(str, part[span]["n"]))])
     return table(lines)
 
 
