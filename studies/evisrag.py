@@ -55,6 +55,7 @@ QUERIES = 8  # of each kind and book, when recall is measured
 AUDITED = 40  # questions about sufficient contexts, 16 answers each
 ERR = 0.3  # how often a judge errs
 FIVE = reader.Leg(300, 5e-4, 0.6, 4.0)  # what the reader learns before it reads five pages
+LOGGED = ("accuracy", "reward", "response_length")  # of a step
 QUICK = {"steps": 10, "prompts_per_step": 2, "group_size": 4}
 
 
@@ -206,7 +207,8 @@ class Study:
 
         def make() -> Policy:
             policy = Policy.load(str(reader.EVISRAG))
-            reader.teach(policy, {f"{k} pages": FIVE._replace(updates=self.n(FIVE.updates)), "habit": reader.LEGS["habit"]}, k, 0)
+            longer = FIVE._replace(updates=self.n(FIVE.updates))
+            reader.teach(policy, {f"{k} pages": longer, "habit": reader.LEGS["habit"]}, k, 0)
             return policy
 
         roles.kept(self.out / f"reader-{k}", make)
@@ -229,14 +231,14 @@ class Study:
 
     def learn(self, name: str, run: Run, seed: int) -> dict:
         """A run of the loop: scores, and the log of its steps."""
-        folder = self.out / f"{name}-{seed}".replace(", ", "-").replace(" ", "-")
+        folder = self.out / file_of(name, seed)
         config = self.config(run, seed, folder)
         (go_on if (folder / "config.json").is_file() else claim)(folder, config)
         policy, samples = train.load_trainable(config), self.lessons(run, seed)
         if not train.train(policy, samples, config, folder):
             raise InputError(f"stopped in {folder}; the same command continues it")
-        log = [json.loads(line) for line in (folder / "log.jsonl").open()]
-        return self.ask(policy, run, config) | {"log": [{k: row[k] for k in ("accuracy", "reward", "response_length")} for row in log]}
+        rows = [json.loads(line) for line in (folder / "log.jsonl").open()]
+        return self.ask(policy, run, config) | {"log": [{key: row[key] for key in LOGGED} for row in rows]}
 
     def lessons(self, run: Run, seed: int) -> list[data.PagedSample]:
         """Training questions. A method that needs no audit gets no boxes to audit; one that is to do without gold, no gold."""
@@ -262,9 +264,15 @@ class Study:
                     if audited:
                         (above if ok else below).append(m)
         return {
-            span: {"right": mean_of(above), "wrong": mean_of(below), "AUC": stats.auc(above, below), "n": [len(above), len(below)]}
-            for span, (above, below) in found.items()
-        }  # fmt: skip
+            span: {"right": mean_of(above), "wrong": mean_of(below), "AUC": stats.auc(above, below), "n": [*map(len, both)]}
+            for span, both in found.items()
+            for above, below in [both]
+        }
+
+
+def file_of(name: str, seed: int) -> str:
+    """What a run is called in the folder of all parts."""
+    return f"{name}-{seed}".replace(",", "").replace(" ", "-")
 
 
 def mean_of(values: Sequence[float]) -> float:
@@ -292,7 +300,7 @@ def run_all(study: Study, runs: dict[str, Run], seeds: Sequence[int]) -> dict:
         for how, k in dict.fromkeys((run.how, run.k) for run in runs.values())
     }
     results["runs"] = {
-        name: {seed: study.kept(f"{name}-{seed}".replace(", ", "-").replace(" ", "-"), partial(study.learn, name, run, seed)) for seed in seeds}
+        name: {seed: study.kept(file_of(name, seed), partial(study.learn, name, run, seed)) for seed in seeds}
         for name, run in runs.items()
     }
     return results
