@@ -117,6 +117,9 @@ _STATED = re.compile(
     r"\b(?:(?:answer|option|choice)\b[^.:\n]{0,40}?(?:\b(?:is|be)\b|[:=])|(?:choose|pick|select|go with)\b):?\s*"
     r"(?:(?:about|approximately|clearly|definitely|exactly|likely|most|probably|that|there|are|option|choice) )*",
     re.IGNORECASE)
+_LACK = r"(?:insufficient|not enough)(?: (?:information|evidence|context|data))?(?: to (?:answer|tell|say)(?: .*)?)?"
+_ABSTAINS = re.compile(
+    rf"(?:(?:there|evidence|information|context|it) is )?{_LACK}|(?:it )?cannot be (?:answered|determined)(?: .*)?")
 _AT_START = r"\A\W*?"  # lazy, to leave a minus sign to its number
 
 
@@ -218,8 +221,8 @@ def word_f1(said: str, gold: str) -> float:
 
 
 def abstains(text: str) -> bool:
-    """Whether an answer says that the evidence does not suffice for one."""
-    return re.match(r"insufficient\b|not enough (?:information|evidence)\b", normalize_word(text)) is not None
+    """Whether an answer says, and only says, that what is there does not suffice for one."""
+    return _ABSTAINS.fullmatch(normalize_word(text)) is not None
 
 
 # ---- the verdict -----------------------------------------------------------------------------------------------------

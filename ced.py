@@ -123,7 +123,8 @@ def page_places(boxes: Tensor, here: Page, there: Tensor, other: Page, max_iou: 
     """
     (rows, columns), tokens = other[1], region_tokens(boxes, *here).view(here[1]).nonzero()  # (row, column) of each token
     (top, left), (bottom, right) = tokens.amin(0).tolist(), tokens.amax(0).tolist()
-    shifts = torch.cartesian_prod(torch.arange(-top, rows - bottom), torch.arange(-left, columns - right))  # (S, 2)
+    down, across = torch.arange(-top, max(-top, rows - bottom)), torch.arange(-left, max(-left, columns - right))
+    shifts = torch.cartesian_prod(down, across)  # (S, 2): none where the region is larger than the page
     moved = in_tokens(boxes, *here) + F.pad(shifts.flip(-1), (0, 2))[:, None]  # (S, n, 4)
     edge = torch.tensor([columns, rows])
     inside = ((moved[..., :2] >= -EDGE * edge) & (moved[..., :2] + moved[..., 2:] <= (1 + EDGE) * edge)).flatten(1).all(1)
@@ -137,8 +138,10 @@ def in_tokens(boxes: Tensor, image_size: tuple[int, int], grid: tuple[int, int])
     return boxes.double() * torch.tensor([grid[1] / image_size[0], grid[0] / image_size[1]] * 2, dtype=torch.float64)
 
 
-def joint_regions(boxes: Sequence[Tensor], pages: Sequence[Page], k: int, max_iou: float, generator: torch.Generator) -> Tensor:
-    """`audit_regions` over several pages: the token masks (1 + k, Σ N), row 0 the evidence.
+def joint_regions(
+    boxes: Sequence[Tensor], pages: Sequence[Page], k: int, max_iou: float, generator: torch.Generator
+) -> tuple[Tensor, int]:
+    """`audit_regions` over several pages: the token masks (1 + k, Σ N), row 0 the evidence, and how many nulls have a place.
 
     A null region is the evidence moved to other places, each page's boxes together, on any of the pages: drawn uniformly and
     without replacement. Where places run out, or what two pages' boxes moved to overlaps, random tokens stand in. Raises
@@ -156,8 +159,9 @@ def joint_regions(boxes: Sequence[Tensor], pages: Sequence[Page], k: int, max_io
             drawn = places[torch.randperm(len(places), generator=generator)[:k]]
             moved[: len(drawn)].scatter_(1, drawn, True)
     size = int(evidence.sum())
-    nulls = [null if null.sum() == size else random_tokens(~evidence, size, generator) for null in moved]
-    return torch.stack([evidence, *nulls])
+    whole = moved.sum(-1) == size
+    nulls = [null if placed else random_tokens(~evidence, size, generator) for null, placed in zip(moved, whole.tolist())]
+    return torch.stack([evidence, *nulls]), int(whole.sum())
 
 
 def random_tokens(candidates: Tensor, count: int, generator: torch.Generator) -> Tensor:

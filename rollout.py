@@ -199,14 +199,18 @@ def regions_of(sample: data.Sample, grid: tuple[int, int], config: Config) -> tu
 
 
 def joint_regions_of(sample: data.Sample, visions: Sequence[Vision], config: Config) -> tuple[Tensor, Tensor]:
-    """`regions_of` over the sample's pages: masks (1 + K, Σ N), all False if no page holds evidence."""
+    """`regions_of` over the sample's pages: masks (1 + K, Σ N), all False if no page holds evidence. Of null regions on
+    several pages no boxes are kept, (≤ K, 0, 4): the masks show them."""
     if isinstance(sample, data.Sample):
         return regions_of(sample, visions[0].grid, config)
     boxes = [torch.tensor(page.boxes).view(-1, 4) for page in sample.pages]
-    placed, none = [(page.size, vision.grid) for page, vision in zip(sample.pages, visions)], torch.zeros(0, 0, 4)
+    pages = [(page.size, vision.grid) for page, vision in zip(sample.pages, visions)]
     if not any(map(len, boxes)):
-        return torch.zeros(1 + config.k, sum(rows * columns for _, (rows, columns) in placed), dtype=torch.bool), none
-    return ced.joint_regions(boxes, placed, config.k, config.max_iou, seeded(config.seed, "regions", sample.id)), none
+        n = sum(vision.features[0].shape[1] for vision in visions)
+        return torch.zeros(1 + config.k, n, dtype=torch.bool), torch.zeros(0, 0, 4)
+    where = seeded(config.seed, "regions", sample.id)
+    masks, placed = ced.joint_regions(boxes, pages, config.k, config.max_iou, where)
+    return masks, torch.zeros(placed, 0, 4)
 
 
 def judge(policy: Policy, group: Group, config: Config) -> Judgement:

@@ -52,10 +52,10 @@ def load_samples(
 def retrieved(policy: Policy, library: data.Document, k: int, quiet: bool) -> list[list[int]]:
     """The k pages, or all if there are fewer, that fit each question best, the best first. The ranks share the work."""
     pages, k = list(library.pages.values()), min(k, len(library.pages))
-    bar = tqdm(ranks.share(pages), desc="reading pages", disable=quiet)
+    mine = tqdm(ranks.share(pages), desc="reading pages", disable=quiet)
     asked = [f"{QUERY} {question['question']}" for question in library.questions]
     with policy.reference() if policy.adapter else nullcontext():  # a trained reader retrieves what it was trained on
-        index = torch.stack(ranks.gather([embedding(policy, page) for page in bar])).to(policy.device)  # (P, D)
+        index = torch.stack(ranks.gather([embedding(policy, page) for page in mine])).to(policy.device)  # (P, D)
         return ranks.gather([retrieve.top_k(policy, index, query, k) for query in ranks.share(asked)])
 
 
@@ -66,13 +66,12 @@ def embedding(policy: Policy, page: data.Page) -> Tensor:
 
 def sample_of(question: dict, library: data.Document, found: Sequence[int]) -> data.PagedSample:
     """A question about the pages that were found for it."""
-    evidence, boxes, names = question["evidence_pages"], question["evidence_boxes"], list(library.pages)
+    gold = "" if question["evidence_pages"] is None else "contained"
+    evidence, boxes, names = question["evidence_pages"] or {}, question["evidence_boxes"], list(library.pages)
     shown = [names[i] for i in found]
     pages = tuple(
-        replace(library.pages[name], evidence=(evidence or {}).get(name, ""), boxes=tuple(boxes.get(name, ())))
-        for name in shown
+        replace(library.pages[name], evidence=evidence.get(name, ""), boxes=tuple(boxes.get(name, ()))) for name in shown
     )
-    answer = question["answer"] if set(evidence or ()) <= set(shown) else INSUFFICIENT
+    answer = question["answer"] if evidence.keys() <= set(shown) else INSUFFICIENT
     family = data.CONTEXTS[answers.abstains(answer)]
-    gold = "" if evidence is None else "contained"
     return data.PagedSample(question["id"], question["id"], pages, question["question"], answer, family, gold)

@@ -49,7 +49,7 @@ def prompt_of(policy: Policy, sample: data.Sample | data.PagedSample, thinking: 
     """The prompt (P,) that asks a sample's question about its image or pages."""
     n_visual = [math.prod(policy.grid(page.size)) for page in sample.pages]
     if isinstance(sample, data.Sample):
-        return policy.prompt(sample.question, *n_visual, thinking)
+        return policy.prompt(sample.question, n_visual[0], thinking)
     return policy.prompt_of_pages(sample.question, n_visual, sample.template, thinking)
 
 
