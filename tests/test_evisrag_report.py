@@ -10,7 +10,8 @@ def row(sufficient: bool, correct: bool, told: int = 0, said: int = 0, record: b
             "record": record, "follows": correct}  # fmt: skip
 
 
-SEEDS = [[row(True, True, 1, 1), row(True, False, 0, 1), row(False, True)], [row(True, True, 1, 2), row(True, True, 1, 1), row(False, False, 0, 1)]]
+SEEDS = [[row(True, True, 1, 1), row(True, False, 0, 1), row(False, True)],
+         [row(True, True, 1, 2), row(True, True, 1, 1), row(False, False, 0, 1)]]  # fmt: skip
 
 
 @pytest.mark.parametrize("metric, share", [
@@ -26,7 +27,8 @@ def test_follows_counts_responses_that_record_something():
 
 
 def test_differences_are_paired(few_resamples):
-    before, after = (report.counts("overall", [[row(True, right) for right in rights]]) for rights in ([1, 0] * 20, [1, 1] * 20))
+    half, whole = ([[row(True, right) for right in rights]] for rights in ([1, 0] * 20, [1, 1] * 20))
+    before, after = report.counts("overall", half), report.counts("overall", whole)
     both = report.gain(before, after)
     assert both["value"] == 0.5 and 0.3 < both["low"] < 0.5 < both["high"] < 0.7
     assert report.gain(after, after) == {"value": 0.0, "low": 0.0, "high": 0.0}
