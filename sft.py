@@ -40,7 +40,7 @@ def batch_of(examples: Sequence[tuple[Tensor, Tensor]], pad_id: int) -> tuple[Te
 
 
 def hidden_states(policy: Policy, vision: Vision | None, ids: Tensor) -> Tensor:
-    """The last hidden states (B, L, D) of rows ids (B, L), each with one image: vision holds their maps (B, N, D). None: texts."""
+    """The last hidden states (B, L, D) of rows ids (B, L), each with one image, whose maps are (B, N, D), or none."""
     types, grids = (ids == policy.image_token).int(), vision.grid_thw.expand(len(ids), 3) if vision else None
     positions, _ = policy.trunk.get_rope_index(ids, mm_token_type_ids=types, image_grid_thw=grids)
     maps = [list(m) for m in vision.features] if vision else []

@@ -110,18 +110,21 @@ def row_of(case: Case, runs: int, seed: int) -> dict:
     for method in METHODS:
         needed = updates_needed(method, case, runs, seed)
         look, follow = signal_to_noise(method, case, 50 * runs, seed)
-        row[method] = {"updates": float(needed.mean()), "error": float(needed.std() / runs**0.5), "look": look, "follow": follow}
+        error = float(needed.std() / runs**0.5)
+        row[method] = {"updates": float(needed.mean()), "error": error, "look": look, "follow": follow}
     return row
 
 
 def table(rows: dict[Case, dict]) -> str:
     """The rows in Markdown."""
-    heads = ["look, follow", "habit right", "eyes right", "noise of p, d", *METHODS, "SNR look, rs / mixed", "SNR follow, rs / mixed"]
+    signals = [f"SNR {of}, rs / mixed" for of in ("look", "follow")]
+    heads = ["look, follow", "habit right", "eyes right", "noise of p, d", *METHODS, *signals]
     lines = [heads, ["---"] * len(heads)]
     for case, row in rows.items():
         snr = [f"{row['rs'][of]:.2f} / {row['mixed'][of]:.2f}" for of in ("look", "follow")]
         updates = [f"{cell['updates']:.1f} ± {cell['error']:.1f}" for cell in row.values()]
-        lines.append([f"{case.look}, {case.follow}", f"{case.habit}", f"{case.eyes}", f"{case.noise_p}, {case.noise_d}", *updates, *snr])
+        start, noise = f"{case.look}, {case.follow}", f"{case.noise_p}, {case.noise_d}"
+        lines.append([start, str(case.habit), str(case.eyes), noise, *updates, *snr])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

@@ -16,6 +16,7 @@ contexts of five pages.
 
 import argparse
 import json
+import math
 import random
 import sys
 import time
@@ -23,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -41,18 +43,19 @@ from related.rs_grpo import NOTHING, Scoped, read_evidence, well_formed
 from rollout import judge, sample_groups
 from studies.evisrag_report import draw, markdown
 from support import ranks, stats
-from support.checkpoint import claim, go_on, write_whole
+from support.checkpoint import as_json, claim, go_on, write_whole
 from toy import pages, reader, roles
 from toy.pages import INSUFFICIENT, Book, Question
 
-RECIPE = {"steps": 120, "prompts_per_step": 4, "group_size": 16, "lr": 3e-4, "max_new_tokens": 48}
+RECIPE = {"steps": 60, "prompts_per_step": 4, "group_size": 16, "lr": 6e-4, "max_new_tokens": 48}
 BOOKS = {"train": 40, "test": 24, "retriever": 60}
-TRAINED, TESTED, RETRIEVED = 480, 192, 144  # questions
+TRAINED, TESTED, RETRIEVED = 240, 192, 144  # questions
 RETRIEVER_UPDATES, RETRIEVER_LR = 250, 1e-3
 QUERIES = 8  # of each kind and book, when recall is measured
 AUDITED = 40  # questions about sufficient contexts, 16 answers each
 ERR = 0.3  # how often a judge errs
 FIVE = reader.Leg(300, 5e-4, 0.6, 4.0)  # what the reader learns before it reads five pages
+LOGGED = ("accuracy", "reward", "response_length")  # of a step
 QUICK = {"steps": 10, "prompts_per_step": 2, "group_size": 4}
 
 
@@ -131,6 +134,7 @@ class Study:
     def __init__(self, out: Path, quick: bool):
         self.out, self.quick = out, quick
         self.recipe = RECIPE | (QUICK if quick else {})
+        self.drawn: dict[str, list[Book]] = {}
 
     def n(self, count: int) -> int:
         """A number of books, questions or updates; a sixth of it in a quick run."""
@@ -142,12 +146,14 @@ class Study:
         if not path.is_file():
             began = time.process_time()
             found = make()
-            write_whole(path, json.dumps(found | {"seconds": time.process_time() - began}).encode())
+            write_whole(path, as_json(found | {"seconds": time.process_time() - began}).encode())
         return read_json(path)
 
     def books(self, which: str) -> list[Book]:
         """The books of a purpose, drawn when they are first asked for."""
-        return pages.draw_library(self.out / "books", self.n(BOOKS[which]), which)
+        if which not in self.drawn:
+            self.drawn[which] = pages.draw_library(self.out / "books", self.n(BOOKS[which]), which)
+        return self.drawn[which]
 
     # ── retrieval ──
     def retriever(self) -> Policy:
@@ -170,7 +176,7 @@ class Study:
                     retrieve.library_of(policy, book.images, asks_of(book, kind, QUERIES)) for book in self.books("test")
                 ]
                 hits = retrieve.measure(policy, libraries, (1, 3))
-                recalls.setdefault(name, {})[kind] = {k: stats.share(hit.float().numpy()) for k, hit in hits.items()}
+                recalls.setdefault(name, {})[kind] = {k: stats.share(hit.double().numpy()) for k, hit in hits.items()}
         n = len(self.books("test")[0].pages)
         return {"recall": recalls, "chance": {1: 1 / n, 3: 3 / n}, "queries": len(hits[1])}
 
@@ -201,7 +207,8 @@ class Study:
 
         def make() -> Policy:
             policy = Policy.load(str(reader.EVISRAG))
-            reader.teach(policy, {f"{k} pages": FIVE._replace(updates=self.n(FIVE.updates)), "habit": reader.LEGS["habit"]}, k, 0)
+            longer = FIVE._replace(updates=self.n(FIVE.updates))
+            reader.teach(policy, {f"{k} pages": longer, "habit": reader.LEGS["habit"]}, k, 0)
             return policy
 
         roles.kept(self.out / f"reader-{k}", make)
@@ -224,14 +231,14 @@ class Study:
 
     def learn(self, name: str, run: Run, seed: int) -> dict:
         """A run of the loop: scores, and the log of its steps."""
-        folder = self.out / f"{name}-{seed}".replace(", ", "-").replace(" ", "-")
+        folder = self.out / file_of(name, seed)
         config = self.config(run, seed, folder)
         (go_on if (folder / "config.json").is_file() else claim)(folder, config)
         policy, samples = train.load_trainable(config), self.lessons(run, seed)
         if not train.train(policy, samples, config, folder):
             raise InputError(f"stopped in {folder}; the same command continues it")
-        log = [json.loads(line) for line in (folder / "log.jsonl").open()]
-        return self.ask(policy, run, config) | {"log": [{k: row[k] for k in ("accuracy", "reward", "response_length")} for row in log]}
+        rows = [json.loads(line) for line in (folder / "log.jsonl").open()]
+        return self.ask(policy, run, config) | {"log": [{key: row[key] for key in LOGGED} for row in rows]}
 
     def lessons(self, run: Run, seed: int) -> list[data.PagedSample]:
         """Training questions. A method that needs no audit gets no boxes to audit; one that is to do without gold, no gold."""
@@ -257,9 +264,20 @@ class Study:
                     if audited:
                         (above if ok else below).append(m)
         return {
-            span: {"right": sum(above) / len(above), "wrong": sum(below) / len(below), "AUC": stats.auc(above, below),
-                   "n": [len(above), len(below)]} for span, (above, below) in found.items()
-        }  # fmt: skip
+            span: {"right": mean_of(above), "wrong": mean_of(below), "AUC": stats.auc(above, below), "n": [*map(len, both)]}
+            for span, both in found.items()
+            for above, below in [both]
+        }
+
+
+def file_of(name: str, seed: int) -> str:
+    """What a run is called in the folder of all parts."""
+    return f"{name}-{seed}".replace(",", "").replace(" ", "-")
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """The mean, NaN of none."""
+    return fmean(values) if values else math.nan
 
 
 def asked_of(book: Book, kind: str | None, n: int) -> list[tuple[Question, int]]:
@@ -282,7 +300,7 @@ def run_all(study: Study, runs: dict[str, Run], seeds: Sequence[int]) -> dict:
         for how, k in dict.fromkeys((run.how, run.k) for run in runs.values())
     }
     results["runs"] = {
-        name: {seed: study.kept(f"{name}-{seed}".replace(", ", "-").replace(" ", "-"), partial(study.learn, name, run, seed)) for seed in seeds}
+        name: {seed: study.kept(file_of(name, seed), partial(study.learn, name, run, seed)) for seed in seeds}
         for name, run in runs.items()
     }
     return results

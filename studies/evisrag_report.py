@@ -91,8 +91,8 @@ def gains_table(results: dict) -> str:
             before, after = (counts(metric, [part["constructed"] for part in parts]) for parts in (a, b))
             generic = "generic" in other and metric in OF_RECORDS
             cells.append("–" if generic else signed(gain(before, after)))
-        areas = [np.mean([row["accuracy"] for row in y["log"]]) - np.mean([row["accuracy"] for row in x["log"]]) for x, y in zip(a, b)]
-        lines.append([f"{name} − {other}", *cells, " ".join(f"{area:+.3f}" for area in areas)])
+        first, second = ([np.mean([row["accuracy"] for row in part["log"]]) for part in parts] for parts in (a, b))
+        lines.append([f"{name} − {other}", *cells, " ".join(f"{y - x:+.3f}" for x, y in zip(first, second))])
     return table(lines)
 
 
@@ -113,8 +113,9 @@ def recall_table(part: dict) -> str:
 def audit_table(part: dict) -> str:
     """Whose tokens look."""
     lines = [["audited", "mean m, right records", "wrong records", "AUC", "n"]]
-    lines += [[span, f"{row['right']:.2f}", f"{row['wrong']:.2f}", f"{row['AUC']:.2f}", " + ".join(map(str, row["n"]))]
-              for span, row in part.items() if span != "seconds"]  # fmt: skip
+    for span in ("evidence", "answer"):
+        numbers = ["–" if part[span][of] is None else f"{part[span][of]:.2f}" for of in ("right", "wrong", "AUC")]
+        lines.append([span, *numbers, " + ".join(map(str, part[span]["n"]))])
     return table(lines)
 
 
@@ -127,8 +128,10 @@ def markdown(results: dict) -> str:
         f"## retrieval: {results['retrieve']['queries']} queries of each kind", recall_table(results["retrieve"]),
         "## whose tokens look", audit_table(results["audit"]),
         "## constructed contexts", scores_table(results, "constructed"),
-        "## retrieved pages, none of them with the class in another color", scores_table(results, "retrieved", lambda r: not r["near"]),
-        "## retrieved pages, some with the class in another color", scores_table(results, "retrieved", lambda r: r["near"] > 0),
+        "## retrieved pages, none of them with the class in another color",
+        scores_table(results, "retrieved", lambda row: not row["near"]),
+        "## retrieved pages, some with the class in another color",
+        scores_table(results, "retrieved", lambda row: row["near"] > 0),
         "## RS-GRPO against the others, constructed contexts; the last column has a seed each", gains_table(results),
     ])  # fmt: skip
 

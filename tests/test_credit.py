@@ -21,7 +21,8 @@ def expected_gradient(method: str, case: Case, group: int) -> list[float]:
                     weight *= chance if bit else 1 - chance
             p = [eyes if look else habit for look, _, eyes in rows]
             d = [own if follow else habit for own, (_, follow, _) in zip(p, rows)]
-            for i, rewards in enumerate({"rs": (p, d), "outcome": (d, d), "mixed": ([a + b for a, b in zip(p, d)],) * 2}[method]):
+            both = [a + b for a, b in zip(p, d)]
+            for i, rewards in enumerate({"rs": (p, d), "outcome": (d, d), "mixed": (both, both)}[method]):
                 mean = sum(rewards) / group
                 spread = (sum((r - mean) ** 2 for r in rewards) / group) ** 0.5
                 if spread:

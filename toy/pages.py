@@ -174,7 +174,7 @@ def draw_library(folder: Path, n: int, key: str) -> list[Book]:
     books = []
     for i in range(n):
         rng, place = random.Random(f"{key} {i}"), folder / f"{key}-{i:03d}"
-        place.mkdir(parents=True)
+        place.mkdir(parents=True, exist_ok=True)
         pages = make_book(rng)
         images = [place / f"{page:02d}.png" for page in range(len(pages))]
         for page, path in zip(pages, images):

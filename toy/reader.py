@@ -24,11 +24,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 import sft
 from models import Policy, Vision, chat_prompt
-from toy import backbone, pages, roles, world
+from toy import pages, roles, world
 from toy.pages import INSTRUCTION, Context, Page, Question
 
 EVISRAG = Path(__file__).parent.parent / "assets" / "evisrag"
