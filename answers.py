@@ -30,18 +30,18 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from os.path import commonprefix  # of any strings: it compares character by character
 
-OPEN, CLOSE = "<answer>", "</answer>"
+OPEN = "<answer>"
 
 
 # ---- the answer of a response, as characters and as tokens -----------------------------------------------------------
 
-def _answer_range(text: str) -> tuple[int, int] | None:
+def _answer_range(text: str, tag: str = "answer") -> tuple[int, int] | None:
     """[a, b) in characters of the last complete answer, without the blanks around it; None if there is no such text."""
-    start = text.rfind(OPEN, 0, max(text.rfind(CLOSE), 0))  # the nearest opening before the last closing tag
+    start = text.rfind(f"<{tag}>", 0, max(text.rfind(f"</{tag}>"), 0))  # the nearest opening before the last closing tag
     if start < 0:
         return None
-    start += len(OPEN)
-    inner = text[start : text.find(CLOSE, start)]
+    start += len(f"<{tag}>")
+    inner = text[start : text.find(f"</{tag}>", start)]
     start += len(inner) - len(inner.lstrip())
     return (start, start + len(inner.strip())) if inner.strip() else None
 
@@ -52,28 +52,38 @@ def answer_text(response: str) -> str | None:
     return response[slice(*found)] if found else None
 
 
-def answer_span(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> tuple[int, int] | None:
-    """Half-open span, in positions of `ids`, of the tokens that carry a character of the answer, or a part of one.
+def answer_span(
+    ids: Sequence[int], decode: Callable[[Sequence[int]], str], tag: str = "answer"
+) -> tuple[int, int] | None:
+    """Half-open span, in positions of `ids`, of the tokens that carry a character of the answer, or a part of one; or of
+    what stands in another tag.
 
     `ids` are the sampled tokens and are only ever decoded: encoding the text again may cut it elsewhere, and a token
     may straddle a tag (">red"). `decode` must show special tokens, and an unfinished UTF-8 character as U+FFFD.
     Returns None where `answer_text(decode(ids))` is None. Costs O(log T) decodes of a prefix.
     """
     text = decode(ids)
-    found = _answer_range(text)
+    found = _answer_range(text, tag)
     if found is None:
         return None
 
     def finished(i: int) -> int:  # how many characters of text are complete after ids[:i]
         return len(commonprefix([text, decode(ids[:i])]))
 
-    def touched(i: int) -> int:  # the same, with the character that ids[:i] has begun and not finished
-        return min(finished(i) + 1, len(decode(ids[:i])))
-
     # Token i carries the characters [finished(i), touched(i + 1)). Both bounds never fall as i grows, so bisect.
-    first = bisect_right(range(len(ids)), found[0], key=lambda i: touched(i + 1))  # first i with touched(i + 1) > a
     stop = bisect_left(range(len(ids)), found[1], key=finished)  # first i with finished(i) >= b
-    return first, stop
+    return token_of(ids, decode, found[0]), stop
+
+
+def token_of(ids: Sequence[int], decode: Callable[[Sequence[int]], str], at: int) -> int:
+    """The position in `ids` of the first token that carries character `at` of their text, or a part of it."""
+    text = decode(ids)
+
+    def touched(i: int) -> int:  # characters of text that ids[:i] have finished, or at least begun
+        begun = decode(ids[:i])
+        return min(len(commonprefix([text, begun])) + 1, len(begun))
+
+    return bisect_right(range(len(ids)), at, key=lambda i: touched(i + 1))  # first i with touched(i + 1) > at
 
 
 # ---- reading values out of a reply -----------------------------------------------------------------------------------
@@ -106,6 +116,9 @@ _STATED = re.compile(
     r"\b(?:(?:answer|option|choice)\b[^.:\n]{0,40}?(?:\b(?:is|be)\b|[:=])|(?:choose|pick|select|go with)\b):?\s*"
     r"(?:(?:about|approximately|clearly|definitely|exactly|likely|most|probably|that|there|are|option|choice) )*",
     re.IGNORECASE)
+_LACK = r"(?:insufficient|not enough)(?: (?:information|evidence|context|data))?(?: to (?:answer|tell|say)(?: .*)?)?"
+_ABSTAINS = re.compile(
+    rf"(?:(?:there|evidence|information|context|it) is )?{_LACK}|(?:it )?cannot be (?:answered|determined)(?: .*)?")
 _AT_START = r"\A\W*?"  # lazy, to leave a minus sign to its number
 
 
@@ -197,6 +210,20 @@ def normalize_word(text: str) -> str:
     return " ".join([word for word in words if word not in {"a", "an", "the"}] or words)
 
 
+def word_f1(said: str, gold: str) -> float:
+    """F1 of the words that two texts share, each as often as both have it. Abstaining ("insufficient to answer") is one
+    answer whatever its words: 1 if both abstain, 0 if one does."""
+    if abstains(said) or abstains(gold):
+        return float(abstains(said) and abstains(gold))
+    a, b = (normalize_word(text).split() for text in (said, gold))
+    return 2 * sum(min(a.count(word), b.count(word)) for word in set(a)) / (len(a) + len(b)) if a and b else 0.0
+
+
+def abstains(text: str) -> bool:
+    """Whether an answer says, and only says, that what is there does not suffice for one."""
+    return _ABSTAINS.fullmatch(normalize_word(text)) is not None
+
+
 # ---- the verdict -----------------------------------------------------------------------------------------------------
 
 def judged(response: str) -> str:
@@ -204,6 +231,11 @@ def judged(response: str) -> str:
     if OPEN in response:
         return answer_text(response) or ""
     return response.rpartition("</think>")[2].partition("<think>")[0]  # a <think> left open is reasoning to the end
+
+
+def score(response: str, gold: str, kind: str) -> float:
+    """How right a response is, from 0 to 1: the word F1 of an answer about pages, else `is_correct`."""
+    return word_f1(judged(response), gold) if kind == "pages" else float(is_correct(response, gold, kind))
 
 
 def is_correct(response: str, gold: str, kind: str, options: dict[str, str] | None = None) -> bool:

@@ -30,12 +30,16 @@ def free(default: Any, help: str, **bounds: Any) -> Any:
     return field(default=default, metadata={"help": help, "bounds": bounds, "free": True})
 
 
+SPANS = ("answer", "evidence")
+METHOD_NAMES = "correctness, additive, papo, vppo, answer-ced, cot-ced, rs-grpo, rs-ced, mixed, outcome or step"
+
+
 @dataclass(frozen=True)
 class Config:
     """Every number of a run, with the paper's defaults; every field is a flag of train.py."""
 
     backbone: str = arg("tiny", "tiny, qwen2.5-vl-3b, qwen2.5-vl-7b, qwen3-vl-8b, qwen3.5-9b, org/name[@revision], or a folder")
-    method: str = arg("answer-ced", "correctness, additive, papo, vppo, answer-ced or cot-ced: a row of METHODS")
+    method: str = arg("answer-ced", f"{METHOD_NAMES}: a row of METHODS")
     data: str = arg("coco", "coco (val2017, fetched once), toy, a COCO-format folder or a .jsonl file")
     cache: str = free("~/.cache/evidence-rl", "where --data coco is kept")
     families: str = arg("attribute,counting,spatial,presence", "what is trained on; all families of the data are measured")
@@ -52,6 +56,7 @@ class Config:
     max_prompt_tokens: int = arg(4096, "longest prompt, image tokens included; longer ones are refused, never cut")
     # 2 judge
     k: int = arg(3, "K: non-evidence regions of an audit", least=1)
+    span: str = arg("answer", "which tokens an audit scores: of the answer, or of the recorded evidence", choices=SPANS)
     intervention: str = arg("mean", "what replaces a region's tokens (Eq. 1)", choices=ced.INTERVENTIONS)
     ring: int = arg(2, "how far, in tokens, the neighbours reach whose mean replaces a region (Eq. 1)", least=1)
     max_iou: float = arg(0.05, "largest overlap of a non-evidence box with the evidence", least=0, most=1)
@@ -61,6 +66,10 @@ class Config:
     lam: float = arg(0.1, "lambda: weight of the margin in --method additive")
     r_correct: float = arg(1.0, "R_ans of a right answer")
     r_wrong: float = arg(0.0, "R_ans of a wrong answer")
+    # 2 judge, of answers in four stages (related/rs_grpo.py)
+    pages: int = arg(3, "pages that are retrieved for a question of one's own library", least=1)
+    evidence_weight: float = arg(3.0, "RS-GRPO: weight of a page with evidence in R_perception, others having 1", above=0)
+    step_weight: float = arg(0.1, "StepGRPO: weight of the share of pages that are recorded right", least=0)
     # 3 learn
     lr: float = arg(1e-5, "AdamW learning rate", least=0)
     weight_decay: float = arg(0.01, "AdamW weight decay", least=0)
@@ -125,6 +134,13 @@ def outside(
 TINY_RECIPE = {"data": "toy", "steps": 60, "prompts_per_step": 4, "group_size": 16, "lr": 1e-3, "max_new_tokens": 16}
 
 
+# What methods need that ask about pages: DAPO's clip, the token mean and no KL (RS-GRPO's Eq. 10); an audit of what looks; and
+# room for pages and four stages (the group and both lengths are the released code's).
+PAGES_RECIPE = {"temperature": 1.2, "clip_low": 0.2, "clip_high": 0.28, "average": "token", "beta": 0.0, "span": "evidence",
+                "group_size": 8, "max_new_tokens": 1536, "max_prompt_tokens": 15000}  # fmt: skip
+RECIPES = dict.fromkeys(("rs-grpo", "rs-ced", "mixed", "outcome", "step"), PAGES_RECIPE)
+
+
 # ── flags → Config ──────────────────────────────────────────────────────────────────────────────────────────────────
 def flag(name: str) -> str:
     """`eps_margin` → `--eps-margin`."""
@@ -135,19 +151,20 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """A flag for every field of Config; those that are not given stay out of the parsed arguments."""
     for f in fields(Config):
         recipe = f"; tiny: {TINY_RECIPE[f.name]}" if f.name in TINY_RECIPE else ""
+        recipe += f"; about pages: {PAGES_RECIPE[f.name]}" if f.name in PAGES_RECIPE else ""
         text = f"{f.metadata['help']} (default: {f.default}{recipe})".replace("%", "%%")
         kind = {"action": argparse.BooleanOptionalAction} if isinstance(f.default, bool) else {"type": type(f.default)}
         parser.add_argument(flag(f.name), **kind, default=argparse.SUPPRESS, help=text)
 
 
-def recipe_of(backbone: str) -> dict[str, Any]:
-    """What a backbone needs otherwise than the paper."""
-    return TINY_RECIPE if backbone == "tiny" else {}
+def recipe_of(backbone: str, method: str) -> dict[str, Any]:
+    """What a backbone and a method need otherwise than the paper."""
+    return (TINY_RECIPE if backbone == "tiny" else {}) | RECIPES.get(method, {})
 
 
 def configure(given: dict[str, Any]) -> Config:
     """The configuration of a new run: the flags given, then the backbone's recipe, then the paper's defaults."""
-    config = Config(**(recipe_of(given.get("backbone", Config.backbone)) | given))
+    config = Config(**(recipe_of(*(given.get(name, getattr(Config, name)) for name in ("backbone", "method"))) | given))
     if config.prompts_per_step == 0:  # written down, so that a run that goes on keeps it on any number of processes
         config = replace(config, prompts_per_step=int(os.environ.get("WORLD_SIZE", "1")))
     if not config.out:

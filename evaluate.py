@@ -20,11 +20,11 @@ from pathlib import Path
 from benchmarks import harness
 from benchmarks.tasks import benchmark
 from config import Config, InputError, flag, load_config
+from related.documents import load_samples
 from rollout import measure
 from studies import comparison
 from support import ranks
 from support.checkpoint import read_results
-from support.questions import load_samples
 from train import load_policy
 
 

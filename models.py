@@ -4,7 +4,8 @@ All G answers of a group, all 1 + K audits and the policy update share one promp
 the prompt is read once into key-value caches, and everything after that computes response tokens only:
 
     vision = policy.encode(image)                     N visual tokens (and DeepStack maps) of one image
-    prefix = policy.read(prompt, vision)              caches of the prompt, one row a version of the image (R rows)
+    prefix = policy.read(prompt, vision)              caches of the prompt, one row a version of the image (R rows);
+                                                      of several images (pages): policy.read(prompt, [vision, …])
     branch = prefix.fork(rows)                        the same caches, row i repeated wherever rows says i
     responses = policy.sample(prefix, G, …)           G answers, log π of each token recorded as it is drawn
     log_probs = policy.log_probs(prefix, ids)         (R, G, T), with gradient through the prompt if grad is on
@@ -69,6 +70,13 @@ FORM = ("*.json", "*.jinja", "*.txt")  # of a model on the hub, all but the weig
 PATIENCE = 4.0  # seconds to wait for the hub
 POINTER = b"version https://git-lfs"
 INSTRUCTION = "First think inside <think> </think>, then give only the final answer inside <answer> </answer>."
+PAGES_TEMPLATE = (
+    "Answer the question from the images below, in four steps. First look at each image and say inside <observe> </observe> "
+    "which of them may bear on the question. Then, inside <evidence> </evidence>, record on a line for each image what it says "
+    "about the question, as [i]: what it says, or [i]: no relevant information. Then think inside <think> </think>, from the "
+    "evidence that you recorded. Then give only the final answer inside <answer> </answer>; if the evidence does not tell it, "
+    "answer: insufficient to answer. Question: {question}\n{pages}"
+)
 LOGIT_CHUNK = 256  # token positions projected to the vocabulary at a time: (256, 152k) in float32 is 0.16 GB
 STOP_TEST = 4  # tokens between two tests of which answers have ended: sampling's only wait for the device
 
@@ -233,8 +241,8 @@ class Policy:
     def load(cls, name: str, device: str = "cpu", dtype: torch.dtype | str = torch.float32) -> "Policy":
         """A backbone by its name in BACKBONES, by its name on the hub, or from any local directory in transformers format.
 
-        Raises InputError for a name that is none of these, and for whatever fails. AutoProcessor is avoided: its video half needs
-        torchvision.
+        Raises InputError for a name that is none of these, and for whatever fails. AutoProcessor is avoided: its video half
+        needs torchvision.
         """
         source = source_of(name)
         model: PreTrainedModel
@@ -258,6 +266,15 @@ class Policy:
         """Token ids (P,) of the chat prompt for one image of n_visual tokens and a question: see `chat_prompt`."""
         parts = [n_visual, f"{question} {INSTRUCTION}"]
         return torch.tensor(chat_prompt(self.tokenizer, parts, self.image_token, thinking), device=self.device)
+
+    def prompt_of_pages(self, question: str, n_visual: Sequence[int], template: str = "") -> Tensor:
+        """Token ids (P,) of the chat prompt for several pages of so many visual tokens each, numbered [1]:, [2]:, …
+
+        template says where {pages} and {question} stand; "" is PAGES_TEMPLATE. No <think> is opened in the prompt: thinking is
+        the third of the four stages.
+        """
+        parts = page_parts(question, n_visual, template)
+        return torch.tensor(chat_prompt(self.tokenizer, parts, self.image_token, thinking=False), device=self.device)
 
     def compose(self, parts: Sequence[str | Image.Image], thinking: bool = True) -> tuple[Tensor, list[Vision]]:
         """The chat prompt (P,) of texts and images in their order, and what the model sees of each image."""
@@ -284,13 +301,16 @@ class Policy:
         return Vision([m[0][None] for m in maps], grid_thw, (rows, columns))
 
     # ── the prompt, read once ──
-    def read(self, prompt: Tensor, vision: Vision) -> Prefix:
-        """One forward over the prompt (P,) with each of the R versions of its image."""
-        n, rows = int((prompt == self.image_token).sum()), len(vision.features[0])
-        if n != vision.features[0].shape[1]:
-            raise ValueError(f"the prompt holds {n} image tokens, the image has {vision.features[0].shape[1]}")
-        position_ids = self.positions(prompt, [vision]).expand(-1, rows, -1)
-        return self._read(prompt.expand(rows, -1), position_ids, [list(m) for m in vision.features])
+    def read(self, prompt: Tensor, vision: Vision | Sequence[Vision]) -> Prefix:
+        """One forward over the prompt (P,) with each of the R versions of its image, or of its pages in their order."""
+        pages = [vision] if isinstance(vision, Vision) else vision
+        n, visual = int((prompt == self.image_token).sum()), sum(page.features[0].shape[1] for page in pages)
+        if n != visual:
+            raise ValueError(f"the prompt holds {n} image tokens, the image has {visual}")
+        rows = len(pages[0].features[0])
+        position_ids = self.positions(prompt, pages).expand(-1, rows, -1)
+        maps = zip(*(page.features for page in pages))  # of each kind of map, those of every page, (R, N, D) each
+        return self._read(prompt.expand(rows, -1), position_ids, [[m[r] for r in range(rows) for m in kind] for kind in maps])
 
     def read_batch(self, prompts: Sequence[tuple[Tensor, list[Vision]]]) -> Prefix:
         """One forward over B different prompts, each with its images: row b is what `read` gives for prompt b alone.
@@ -476,6 +496,14 @@ class Policy:
     def decode(self, ids: Sequence[int] | Tensor) -> str:
         """The text of token ids, special tokens included."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def page_parts(question: str, n_visual: Sequence[int], template: str = "") -> list[str | int]:
+    """The parts of a prompt about pages of so many visual tokens each, for `chat_prompt`: see `Policy.prompt_of_pages`."""
+    before, _, after = (template or PAGES_TEMPLATE).partition("{pages}")
+    numbered = [part for i, n in enumerate(n_visual, start=1) for part in (f"[{i}]:", n)]
+    parts = [before.replace("{question}", question), *numbered, after.replace("{question}", question)]
+    return [part for part in parts if part]
 
 
 def chat_prompt(tokenizer: PreTrainedTokenizerBase, parts: Sequence[str | int], image_token: int, thinking: bool) -> list[int]:

@@ -14,16 +14,19 @@ from answers import answer_text
 from config import Config
 from methods import rewards_of
 from models import Policy
+from related.rs_grpo import CHANNELS, Scoped
 from rollout import Group, Judgement, judge, sample_group, seeded
 from support import pictures
 from toy import world
 
 
 # ── a step's row of the log ─────────────────────────────────────────────────────────────────────────────────────────
-def describe(group: Group, judgement: Judgement, rewards: Tensor) -> dict:
+def describe(group: Group, judgement: Judgement, rewards: Tensor | Scoped) -> dict:
     """What one group's answers were worth, the within-group statistics of Table 1 and A.8, and what its null regions were:
     how many of the K are the evidence moved (`placed`), and their tokens relative to the evidence's (`null_tokens`).
     """
+    channels = dict(zip(CHANNELS, rewards.rewards.mean(1).tolist())) if isinstance(rewards, Scoped) else {}
+    rewards = rewards.mean() if isinstance(rewards, Scoped) else rewards
     constant = bool(rewards.max() == rewards.min())
     return {
         "family": group.sample.family,
@@ -36,10 +39,11 @@ def describe(group: Group, judgement: Judgement, rewards: Tensor) -> dict:
         "same_answer_different_reward": float(tells_apart(group.texts, rewards)),
         "inversions": inversions(judgement.correct, rewards),
         "placed": float(len(judgement.null_boxes)),
-        "null_tokens": float(judgement.masks[1:].sum(-1).float().mean() / judgement.masks[0].sum()),
+        "null_tokens": float(judgement.masks[1:].sum(-1).float().mean() / judgement.masks[0].sum().clamp(min=1)),
         "unparsed": float((~judgement.parsed).float().mean()),
         "response_length": float(group.responses.mask.sum(-1).float().mean()),
         "look_share": fmean(map(world.looks, group.texts)),
+        **channels,
     }
 
 
@@ -78,11 +82,13 @@ def progress(row: dict, config: Config) -> dict[str, str]:
 def draw(policy: Policy, samples: list[data.Sample], config: Config, out: Path) -> None:
     """Draws the run's two pictures into its directory: the curves of its log, and audits of what the policy answers now."""
     pictures.learning_curves([json.loads(line) for line in (out / "log.jsonl").open()], out / "learning_curves.png")
-    pictures.audit_sheet(audit_examples(policy, samples, config), out / "audit_sheet.png")
+    if examples := audit_examples(policy, samples, config):
+        pictures.audit_sheet(examples, out / "audit_sheet.png")
 
 
 def audit_examples(policy: Policy, samples: list[data.Sample], config: Config) -> list[pictures.Example]:
-    """One group of each family, with the two answers of it to show: alike in what they say, furthest apart in reward."""
+    """One group of each family, with the two answers of it to show: alike in what they say, furthest apart in reward. Of
+    questions about several pages none is shown."""
     examples = []
     for family in data.FAMILIES:
         for sample in [s for s in samples if s.family == family][:1]:

@@ -25,6 +25,7 @@ from config import Config
 from models import Policy, Prefix, Responses, Vision, seeded
 from support import ranks
 from support.checkpoint import write_whole
+from support.questions import prompt_of
 from support.stats import wilson
 from toy import world
 
@@ -33,13 +34,19 @@ from toy import world
 class Group:
     """A prompt and its G sampled answers."""
 
-    sample: data.Sample
-    vision: Vision
+    sample: data.Sample | data.PagedSample
+    visions: list[Vision]  # of its pages
     prompt: Tensor  # (P,)
     prefix: Prefix  # the prompt as it was read for sampling
     responses: Responses
     texts: list[str]  # the responses, decoded
     spans: list[tuple[int, int] | None]  # the tokens of each final answer
+
+    @property
+    def vision(self) -> Vision:
+        """The one image of a question that has no other."""
+        (vision,) = self.visions
+        return vision
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,7 @@ class Judgement:
     m_cot: Tensor | None  # (G,) Eq. 3 averaged over the response: CoT-CED; None for methods that need no such margin
     masks: Tensor  # (1 + K, N) the audited token regions
     null_boxes: Tensor  # (≤ K, n, 4) the boxes of the null regions that have some
+    group: Group | None = None  # what is judged
 
 
 # ── 1 sample ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -71,7 +79,7 @@ def sample_groups(
         part, draws = samples[start : start + together], generators[start : start + together]
         asked = [ask(policy, sample, config) for sample in part]
         with torch.inference_mode():
-            prefix = policy.read_batch([(prompt, [vision]) for vision, prompt in asked])
+            prefix = policy.read_batch([(prompt, visions) for visions, prompt in asked])
         responses = policy.sample(prefix, group_size, config.max_new_tokens, config.temperature, draws)
         for row, (sample, own) in enumerate(zip(part, responses.split(group_size))):
             yield group_of(policy, sample, *asked[row], prefix.fork(torch.tensor([row], device=policy.device)), own)
@@ -87,28 +95,28 @@ def given_group(policy: Policy, sample: data.Sample, texts: Sequence[str], confi
     rows = [policy.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"][0] for text in texts]
     ids = pad_sequence(rows, batch_first=True, padding_value=policy.pad_id).to(policy.device)  # (G, T)
     mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).bool().to(policy.device)
-    vision, prompt = ask(policy, sample, config)
+    visions, prompt = ask(policy, sample, config)
     with torch.inference_mode():
-        prefix = policy.read(prompt, vision)
+        prefix = policy.read(prompt, visions)
         log_probs = policy.log_probs(prefix, ids, 1.0, mask)[0]
-    return group_of(policy, sample, vision, prompt, prefix, Responses(ids, mask, log_probs, log_probs))
+    return group_of(policy, sample, visions, prompt, prefix, Responses(ids, mask, log_probs, log_probs))
 
 
-def ask(policy: Policy, sample: data.Sample, config: Config) -> tuple[Vision, Tensor]:
-    """What the policy sees of the sample's image, and the prompt (P,) that asks its question."""
-    vision = policy.encode(data.open_image(sample.image))
-    return vision, policy.prompt(sample.question, vision.features[0].shape[1], config.thinking)
+def ask(policy: Policy, sample: data.Sample, config: Config) -> tuple[list[Vision], Tensor]:
+    """What the policy sees of the sample's pages, and the prompt (P,) that asks its question."""
+    visions = [policy.encode(data.open_image(page.image)) for page in sample.pages]
+    return visions, prompt_of(policy, sample, config.thinking)
 
 
 def group_of(
-    policy: Policy, sample: data.Sample, vision: Vision, prompt: Tensor, prefix: Prefix, responses: Responses
+    policy: Policy, sample: data.Sample, visions: list[Vision], prompt: Tensor, prefix: Prefix, responses: Responses
 ) -> Group:
     """The group of these responses, decoded, with their answers found."""
     lengths = responses.mask.sum(-1).tolist()
     rows = [ids[:length] for ids, length in zip(responses.ids.tolist(), lengths)]
     texts = [policy.decode(row) for row in rows]
     spans = [answers.answer_span(row, policy.decode) for row in rows]
-    return Group(sample, vision, prompt, prefix, responses, texts, spans)
+    return Group(sample, visions, prompt, prefix, responses, texts, spans)
 
 
 # ── 2 judge ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -131,12 +139,21 @@ def flipped(policy: Policy, ids: list[int], span: tuple[int, int] | None) -> tup
     return ids[: span[0]] + new + ids[span[1] :], (span[0], span[0] + len(new))
 
 
-def scored_rows(policy: Policy, group: Group) -> tuple[Tensor, Tensor]:
-    """The rows that an audit scores: token ids (rows, T) and their answer spans (rows, T) bool.
+def audited_spans(policy: Policy, group: Group, config: Config) -> list[tuple[int, int] | None]:
+    """The tokens whose dependence on the evidence is asked for: the final answer's or, with `--span evidence`, those of what
+    the response records of the pages. An answer that is derived from a written record is blind: the record has looked."""
+    if config.span == "answer":
+        return group.spans
+    rows = zip(group.responses.ids.tolist(), group.responses.mask.sum(-1).tolist())
+    return [answers.answer_span(ids[:length], policy.decode, config.span) for ids, length in rows]
+
+
+def scored_rows(policy: Policy, group: Group, spans: list[tuple[int, int] | None]) -> tuple[Tensor, Tensor]:
+    """The rows that an audit scores: token ids (rows, T) and their audited spans (rows, T) bool.
 
     The G responses; for a yes/no question then the same G with the answer flipped (an empty span where there is none).
     """
-    ids, spans = group.responses.ids.cpu(), group.spans
+    ids = group.responses.ids.cpu()
     if group.sample.kind == "yesno":
         other, other_spans = zip(*(flipped(policy, row.tolist(), span) for row, span in zip(ids, spans)))
         rows = [*ids, *(ids.new_tensor(row) for row in other)]
@@ -146,20 +163,20 @@ def scored_rows(policy: Policy, group: Group) -> tuple[Tensor, Tensor]:
 
 
 def audit_answers(policy: Policy, group: Group, masks: Tensor, config: Config) -> tuple[Tensor, Tensor, Tensor]:
-    """Eqs. 1 and 2 on a group: s (1 + K, G, T), answer spans (G, T) bool, and which answers could be audited (G,) bool.
+    """Eqs. 1 and 2 on a group: s (1 + K, G, T), audited spans (G, T) bool, and which responses have one (G,) bool.
 
-    s holds for the final answers, and for CoT-CED, the one method that reads it elsewhere, for whole responses. log π on the
-    unedited image was recorded when the answers were sampled.
+    masks are (1 + K, Σ N) over the pages. s holds for the audited spans, and for CoT-CED, the one method that reads it
+    elsewhere, for whole responses. log π on the unedited pages was recorded when the answers were sampled.
 
     With two possible answers the evidence speaks in their log-odds, so for yes/no questions the flipped answer is scored
     too: s and spans then have 2T columns, those of y and, with a minus sign, those of ȳ. Its audit is log π(y) − log π(ȳ).
     """
-    vision, g = group.vision, len(group.texts)
-    ids, spans = scored_rows(policy, group)
+    visions, g = group.visions, len(group.texts)
+    ids, spans = scored_rows(policy, group, audited_spans(policy, group, config))
     scored = None if config.method == "cot-ced" else spans
 
-    def score(features: list[Tensor]) -> Tensor:
-        prefix = policy.read(group.prompt, vision.edited(features))
+    def score(pages: list[list[Tensor]]) -> Tensor:
+        prefix = policy.read(group.prompt, [vision.edited(maps) for vision, maps in zip(visions, pages)])
         return policy.log_probs(prefix, ids, 1.0, scored, config.audit_rows)
 
     noise = seeded(config.seed, "noise", group.sample.id)
@@ -167,8 +184,8 @@ def audit_answers(policy: Policy, group: Group, masks: Tensor, config: Config) -
         unedited = group.responses.unit_log_probs
         if group.sample.kind == "yesno":  # flipped answers were never sampled
             unedited = policy.log_probs(group.prefix, ids, 1.0, scored, config.audit_rows)[0]
-        maps = [m[0] for m in vision.features]
-        s = ced.audit(score, unedited, maps, masks, vision.grid, config.intervention, config.ring, noise).cpu()
+        pages = [([m[0] for m in vision.features], vision.grid) for vision in visions]
+        s = ced.audit(score, unedited, pages, masks, config.intervention, config.ring, noise).cpu()
     if group.sample.kind == "yesno":
         audited = spans[g:].any(-1)
         return torch.cat([s[:, :g], -s[:, g:]], -1), torch.cat([spans[:g], spans[g:]], -1) & audited[:, None], audited
@@ -181,17 +198,36 @@ def regions_of(sample: data.Sample, grid: tuple[int, int], config: Config) -> tu
     return ced.audit_regions(torch.tensor(sample.boxes), sample.size, grid, config.k, config.max_iou, where)
 
 
+def joint_regions_of(sample: data.Sample, visions: Sequence[Vision], config: Config) -> tuple[Tensor, Tensor]:
+    """`regions_of` over the sample's pages: masks (1 + K, Σ N), all False if no page holds evidence. Of null regions on
+    several pages no boxes are kept, (≤ K, 0, 4): the masks show them."""
+    if isinstance(sample, data.Sample):
+        return regions_of(sample, visions[0].grid, config)
+    boxes = [torch.tensor(page.boxes).view(-1, 4) for page in sample.pages]
+    pages = [(page.size, vision.grid) for page, vision in zip(sample.pages, visions)]
+    if not any(map(len, boxes)):
+        n = sum(vision.features[0].shape[1] for vision in visions)
+        return torch.zeros(1 + config.k, n, dtype=torch.bool), torch.zeros(0, 0, 4)
+    where = seeded(config.seed, "regions", sample.id)
+    masks, placed = ced.joint_regions(boxes, pages, config.k, config.max_iou, where)
+    return masks, torch.zeros(placed, 0, 4)
+
+
 def judge(policy: Policy, group: Group, config: Config) -> Judgement:
     """R_ans and the audit of a group: K non-evidence regions, and Eqs. 1–3 on every answer."""
     sample = group.sample
-    masks, nulls = regions_of(sample, group.vision.grid, config)
-    s, spans, audited = audit_answers(policy, group, masks, config)
+    masks, nulls = joint_regions_of(sample, group.visions, config)
+    if masks.any():
+        s, spans, audited = audit_answers(policy, group, masks, config)
+    else:  # nothing on these pages decides the answer, and nothing is to be audited
+        spans = torch.zeros_like(group.responses.mask, device="cpu")
+        s, audited = spans.expand(len(masks), *spans.shape).float(), spans.any(-1)
     parsed = torch.tensor([span is not None for span in group.spans])
-    correct = parsed & torch.tensor([answers.is_correct(t, sample.answer, sample.kind) for t in group.texts])
+    share = parsed * torch.tensor([answers.score(t, sample.answer, sample.kind) for t in group.texts])  # (G,) of R_ans
     mask = group.responses.mask.cpu()
     return Judgement(
-        r_ans=torch.where(correct, config.r_correct, config.r_wrong),
-        correct=correct,
+        r_ans=torch.where(share == 1, config.r_correct, config.r_wrong + share * (config.r_correct - config.r_wrong)),
+        correct=share == 1,
         parsed=parsed,
         audited=audited,
         s=(s * spans).sum(-1),
@@ -199,6 +235,7 @@ def judge(policy: Policy, group: Group, config: Config) -> Judgement:
         m_cot=ced.cot_margin(s[..., : mask.shape[1]], mask, config.eps_margin) if config.method == "cot-ced" else None,
         masks=masks,
         null_boxes=nulls,
+        group=group,
     )
 
 
@@ -248,7 +285,7 @@ def score_of(policy: Policy, group: Group, config: Config) -> tuple[float, float
 def choose(samples: Sequence[data.Sample], n: int, seed: int) -> list[data.Sample]:
     """n samples of each family, at random."""
     chosen = []
-    for family in data.FAMILIES:
+    for family in data.FAMILIES + data.CONTEXTS:
         of_family = [s for s in samples if s.family == family]
         chosen += random.Random(f"choose {seed} {family}").sample(of_family, min(n, len(of_family)))
     return chosen

@@ -28,30 +28,33 @@ import data
 import grpo
 import report
 from config import Config, InputError, add_config_flags, configure, flag, recipe_of, resumed
-from methods import method_of, rewards_of
+from methods import advantages_of, check_samples, method_of, rewards_of
 from models import Policy
+from related.documents import load_samples
+from related.rs_grpo import Scoped
 from rollout import Group, Judgement, judge, measure, measure_base, sample_groups, seeded
 from support import ranks
 from support.checkpoint import CHECKPOINT, Interruption, as_json, claim, cut_log, go_on, load_state, save_state, write_whole
 from support.clock import Clock, less_memory
 from support.plan import plan
-from support.questions import load_samples
 
 MAX_BAD_STEPS = 5  # in a row, of a gradient that is not finite, before a run gives up
 
 
 # ── one step ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def learn(policy: Policy, group: Group, judgement: Judgement, rewards: Tensor, config: Config, update: int, n: int) -> dict:
+def learn(
+    policy: Policy, group: Group, judgement: Judgement, rewards: Tensor | Scoped, config: Config, update: int, n: int
+) -> dict:
     """Adds the gradient of 1/n of the group's loss to the adapter, `update_rows` answers at a time; returns its statistics.
 
     The prompt is read once with gradient and once for the reference, whatever the number of answers.
     """
     method, responses = method_of(config), group.responses
-    advantages = grpo.group_advantages(rewards, config.eps_adv).to(policy.device)
+    advantages = advantages_of(policy, group, rewards, config).to(policy.device)  # (G,) or (G, T)
     shares = grpo.token_shares(responses.mask, config.average)  # (G, T)
     weights = method.token_weights(policy, group, judgement, config) if method.token_weights else torch.ones_like(shares)
     stats: Counter = Counter()
-    for rows in torch.arange(len(rewards), device=policy.device).split(config.update_rows or len(rewards)):
+    for rows in torch.arange(len(shares), device=policy.device).split(config.update_rows or len(shares)):
         with torch.no_grad(), policy.reference():
             reference = log_probs_of(policy, group, rows, config)
         current = log_probs_of(policy, group, rows, config)
@@ -70,7 +73,7 @@ def learn(policy: Policy, group: Group, judgement: Judgement, rewards: Tensor, c
 def log_probs_of(policy: Policy, group: Group, rows: Tensor, config: Config) -> Tensor:
     """log π (rows, T) of the group's answers at the sampling temperature; 0 after their ends."""
     ids, mask = group.responses.ids[rows], group.responses.mask[rows]
-    return policy.log_probs(policy.read(group.prompt, group.vision), ids, config.temperature, mask)[0]
+    return policy.log_probs(policy.read(group.prompt, group.visions), ids, config.temperature, mask)[0]
 
 
 def train_step(
@@ -183,6 +186,7 @@ def run(config: Config, resume: bool, stop_after: int | None = None) -> None:
     out, policy = Path(config.out), load_trainable(config)
     with tempfile.TemporaryDirectory() as scratch:
         samples, held_out = load_samples(config, policy, Path(scratch), quiet=ranks.rank() > 0)
+        check_samples(samples, config)
         ranks.first(lambda: go_on(out, config) if resume else claim(out, config))
         if ranks.rank() == 0:
             trainable = sum(p.numel() for p in policy.adapter.parameters() if p.requires_grad)
@@ -229,9 +233,9 @@ def act(given: dict[str, Any]) -> None:
     folder, stop_after, dry_run = (given.pop(name) for name in ("resume", "stop_after", "dry_run"))
     config = resumed(folder, given) if folder else configure(given)
     method_of(config)
-    from_recipe = [f"{flag(n)} {v}" for n, v in recipe_of(config.backbone).items() if n not in given]
+    from_recipe = [f"{flag(n)} {v}" for n, v in recipe_of(config.backbone, config.method).items() if n not in given]
     if from_recipe and not folder and int(os.environ.get("RANK", "0")) == 0:
-        print(f"the {config.backbone} backbone's recipe:", ", ".join(from_recipe))
+        print(f"the recipe of {config.backbone} and {config.method}:", ", ".join(from_recipe))
     print(plan(config)) if dry_run else run(config, folder is not None, stop_after)
 
 

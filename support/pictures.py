@@ -32,9 +32,10 @@ def save(figure: plt.Figure, path: Path, dpi: int = 110) -> None:
 
 def learning_curves(rows: Sequence[dict], path: Path) -> None:
     """Six panels over the steps of log.jsonl: each curve raw and as a running mean; what was held out as points."""
+    families = [f for f in data.FAMILIES + data.CONTEXTS if any(f in row["margin"] for row in rows)]
     panels = [
         ("reward and accuracy", ["reward", "accuracy"]),
-        ("margin m of audited answers", [f"margin.{f}" for f in data.FAMILIES]),
+        ("margin m of audited answers", [f"margin.{f}" for f in families]),
         ("within-group signal (share of groups)", ["zero_variance", "same_answer_different_reward"]),
         ("share of look chains (toy world)", ["look_share"]),
         ("KL to the reference", ["kl"]),

@@ -11,8 +11,8 @@ from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, PretrainedConfig
 
 import grpo
-from config import Config, InputError
-from models import INSTRUCTION, LOGIT_CHUNK, chat_prompt, door, source_of, token_grid
+from config import RECIPES, Config, InputError
+from models import INSTRUCTION, LOGIT_CHUNK, chat_prompt, door, page_parts, source_of, token_grid
 
 EXAMPLE_SIZE = (640, 480)
 EXAMPLE_QUESTION = "How many dogs are there in the image?"
@@ -82,14 +82,16 @@ def plan(config: Config) -> str:
     with door("--backbone", source):
         processor, tokenizer = AutoImageProcessor.from_pretrained(source), AutoTokenizer.from_pretrained(source)
     visual = math.prod(token_grid(processor, EXAMPLE_SIZE))
-    example = [visual, f"{EXAMPLE_QUESTION} {INSTRUCTION}"]
+    pages = config.pages if config.method in RECIPES else 1
+    example = page_parts(EXAMPLE_QUESTION, [visual] * pages) if pages > 1 else [visual, f"{EXAMPLE_QUESTION} {INSTRUCTION}"]
     prompt = len(chat_prompt(tokenizer, example, model.config.image_token_id, config.thinking))
     parts = memory(config, text, parameters, trainable, prompt)
     width = max(map(len, parts))
     lines = [
         f"{config.backbone}: {parameters:,} parameters, {trainable:,} of them trainable (LoRA r = {config.lora_rank} on the "
         f"last {config.lora_layers} of {text.num_hidden_layers} decoder layers)",
-        f"example: an image of {EXAMPLE_SIZE[0]}x{EXAMPLE_SIZE[1]} gives {visual} visual tokens, the prompt {prompt} tokens; "
+        f"example: an image of {EXAMPLE_SIZE[0]}x{EXAMPLE_SIZE[1]} gives {visual} visual tokens, the prompt {prompt} tokens"
+        f"{f' with {pages} of them' if pages > 1 else ''}; "
         f"{config.group_size} answers of at most {config.max_new_tokens}",
         "memory of one GPU, GiB, estimated:",
         *(f"  {name:<{width}} {value / GIB:7.2f}" for name, value in parts.items()),

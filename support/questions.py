@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 import data
 from config import Config, InputError
 from models import Policy
@@ -56,13 +58,21 @@ def families_of(config: Config) -> list[str]:
     return families
 
 
+def prompt_of(policy: Policy, sample: data.Sample | data.PagedSample, thinking: bool) -> Tensor:
+    """The prompt (P,) that asks a sample's question about its image or pages."""
+    n_visual = [math.prod(policy.grid(page.size)) for page in sample.pages]
+    if isinstance(sample, data.Sample):
+        return policy.prompt(sample.question, n_visual[0], thinking)
+    return policy.prompt_of_pages(sample.question, n_visual, sample.template)
+
+
 def check_prompts(policy: Policy, samples: Sequence[data.Sample], config: Config) -> None:
     """Raises InputError for a prompt longer than config.max_prompt_tokens: its image span is never cut."""
-    distinct = {(s.question, math.prod(policy.grid(s.size))): s for s in samples}
-    for (question, n_visual), sample in distinct.items():
-        length = len(policy.prompt(question, n_visual, config.thinking))
+    distinct = {(s.question, *(math.prod(policy.grid(page.size)) for page in s.pages)): s for s in samples}
+    for (_, *n_visual), sample in distinct.items():
+        length = len(prompt_of(policy, sample, config.thinking))
         if length > config.max_prompt_tokens:
             raise InputError(
-                f"{sample.image}: its prompt has {length} tokens, {n_visual} of them visual; --max-prompt-tokens allows "
-                f"{config.max_prompt_tokens}, and an image is never cut"
+                f"{sample.pages[0].image}: its prompt has {length} tokens, {sum(n_visual)} of them visual; --max-prompt-tokens "
+                f"allows {config.max_prompt_tokens}, and an image is never cut"
             )

@@ -172,7 +172,8 @@ def answered(family: str, path: Path) -> tuple[Policy, Group]:
     ids[2] = ids[0]  # a duplicate, measured once and scattered back
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
     prompt = policy.prompt(sample.question, vision.features[0].shape[1])
-    return policy, Group(sample, vision, prompt, None, Responses(ids, mask, *torch.zeros(2, 3, 5)), ["a", "b", "a"], [None] * 3)
+    responses = Responses(ids, mask, *torch.zeros(2, 3, 5))
+    return policy, Group(sample, [vision], prompt, None, responses, ["a", "b", "a"], [None] * 3)
 
 
 def adapter_gradient(policy, loss=None) -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import answers
-from answers import answer_span, answer_text, is_correct, normalize_word, parse_choice, parse_count, parse_yesno
+from answers import answer_span, answer_text, is_correct, normalize_word, parse_choice, parse_count, parse_yesno, score, word_f1
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 TRAPS = SHARED / "data" / "benchmarks" / "traps.json"
@@ -305,3 +305,16 @@ def test_the_module_is_a_leaf():
     source = Path(answers.__file__).read_text()
     imports = [line.split()[1] for line in source.splitlines() if line.startswith(("import ", "from "))]
     assert set(imports) <= {"re", "unicodedata", "bisect", "collections.abc", "os.path"}
+
+
+# ── answers about pages ──
+@pytest.mark.parametrize("said, gold, f1", [
+    ("3", "3", 1), ("The 3 dogs.", "3 dogs", 1), ("2 dogs", "3 dogs", 0.5), ("3 3 3", "3", 0.5), ("left", "right", 0),
+    ("insufficient to answer", "insufficient", 1), ("Insufficient.", "insufficient to answer", 1), ("", "3", 0),
+    ("insufficient to answer", "3", 0), ("3", "insufficient to answer", 0), ("not enough evidence", "insufficient", 1),
+    ("The evidence is insufficient to answer the question.", "insufficient", 1), ("insufficient funds",) * 2 + (1,),
+    ("insufficient funds", "insufficient", 0), ("3, but insufficient", "3", 0.5),
+])  # fmt: skip
+def test_word_f1_counts_repeated_words_and_knows_abstaining(said, gold, f1):
+    assert word_f1(said, gold) == pytest.approx(f1)
+    assert score(f"<think> 3 </think> <answer> {said} </answer>", gold, "pages") == pytest.approx(f1)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import PAGED, ROOT
 from test_harness import blind_source, lines, write
 from test_tasks import RAW
 
@@ -43,10 +43,17 @@ def make_source(folder: Path) -> Path:
     return source
 
 
-def start_training_and_asking(folder: Path, world: dict[str, Path], backbone: Path) -> subprocess.Popen:
-    """Two ranks train, then ask three benchmarks, the last in vain. Starting them is what takes time, so they start once, and
-    both commands share a process group. The `pair` of conftest.py is this and the next, started with the first test."""
+NEEDED = ("world", "backbone", "library", "words_folder")  # fixtures of the jobs
+
+
+def start_training_and_asking(
+    folder: Path, world: dict[str, Path], backbone: Path, library: Path, words: Path
+) -> subprocess.Popen:
+    """Two ranks train, on images and on pages, then ask three benchmarks, the last in vain. Starting them is what takes time,
+    so they start once, and all commands share a process group. The `pair` of conftest.py is this and the next, started with
+    the first test."""
     flags = [*TRAIN, "--data", str(world["consistent"]), "--out", "trained"]
+    paged = [*PAGED, "--backbone", str(words), "--data", str(library), "--out", "paged"]
     source = make_source(folder / "source")
     asked = ["--backbone", str(backbone), "--source", str(source), *ASK, "vlmsareblind", "piqa", "countbench"]
     (folder / "two.py").write_text(f"""
@@ -54,7 +61,7 @@ import pathlib, sys, train, evaluate
 from support import pictures, ranks
 finish, ranks.finish = ranks.finish, lambda: None
 pictures.learning_curves = pictures.audit_sheet = lambda *_: None
-status = train.main({flags!r})
+status = train.main({flags!r}) or train.main({paged!r})
 pathlib.Path(f"status-{{ranks.rank()}}").write_text(str(status))
 ranks.finish = finish
 sys.exit(evaluate.main({asked!r}))
@@ -93,11 +100,9 @@ def test_two_ranks_give_the_weights_of_one(two, tmp_path, world, monkeypatch):
         monkeypatch.setattr(pictures, picture, lambda *_: None)
     assert train.main([*TRAIN, "--data", str(world["consistent"]), "--out", "one"]) == 0
     assert [(folder / f"status-{rank}").read_text() for rank in (0, 1)] == ["0", "0"], done.stderr
-    assert done.stdout.count("| probe | all |") == 1  # rank 0 alone prints
+    assert done.stdout.count("| probe | counting |") == 1  # rank 0 alone prints
     runs = (Path("one"), folder / "trained")
-    states = [torch.load(run / "state.pt", weights_only=True)["adapter"] for run in runs]
-    for name in states[0]:
-        torch.testing.assert_close(states[0][name], states[1][name], atol=1e-6, rtol=0)
+    same_weights(*runs)
     results = [json.loads((run / "results.json").read_text()) for run in runs]
     assert results[0]["before"] == results[1]["before"]
     logs = [[json.loads(line) for line in (run / "log.jsonl").open()] for run in runs]
@@ -106,6 +111,20 @@ def test_two_ranks_give_the_weights_of_one(two, tmp_path, world, monkeypatch):
         assert {split: scores["all"]["accuracy"] for split, scores in a.get("held_out", {}).items()} == {
             split: scores["all"]["accuracy"] for split, scores in b.get("held_out", {}).items()}  # fmt: skip
     assert ["held_out" in row for row in logs[1]] == [False, True]
+
+
+def same_weights(one: Path, two: Path) -> None:
+    states = [torch.load(run / "state.pt", weights_only=True)["adapter"] for run in (one, two)]
+    for name in states[0]:
+        torch.testing.assert_close(states[0][name], states[1][name], atol=1e-6, rtol=0)
+
+
+def test_two_ranks_learn_from_pages_as_one(two, paged_run):
+    """They share the reading of the library too."""
+    runs = (paged_run, two[1] / "paged")
+    same_weights(*runs)
+    logs = [[json.loads(line)["grad_norm"] for line in (run / "log.jsonl").open()] for run in runs]
+    assert logs[0] == pytest.approx(logs[1], rel=1e-3) and max(logs[0]) > 0
 
 
 def test_two_ranks_answer_as_one(two, backbone, tmp_path, monkeypatch):

@@ -45,11 +45,11 @@ MAX_NEW_TOKENS = 64
 ASKED_TOGETHER = 16  # questions sampled in one batch
 
 
-def base(seed: int) -> Policy:
-    """The embedded backbone with the task's words, whose embeddings are random."""
+def base(seed: int, words: Sequence[str] = (*steps.WORDS, *steps.MARKS)) -> Policy:
+    """The embedded backbone with a task's words, whose embeddings are random."""
     policy = Policy.load("tiny")
     known = len(policy.tokenizer)
-    policy.tokenizer.add_tokens(steps.WORDS + steps.MARKS)
+    policy.tokenizer.add_tokens(list(words))
     policy.model.resize_token_embeddings(len(policy.tokenizer), mean_resizing=False)
     rows = policy.model.get_input_embeddings().weight[known:]
     with torch.no_grad():
@@ -57,12 +57,14 @@ def base(seed: int) -> Policy:
     return Policy(policy.model, policy.tokenizer, policy.image_processor)  # the head is another now
 
 
-def draw_scenes(policy: Policy, mode: str, n: int, key: str) -> tuple[list[list[world.Shapes]], Vision]:
+def draw_scenes(
+    policy: Policy, mode: str, n: int, key: str, make: Callable[[str, random.Random], list[world.Shapes]] = steps.make_scene
+) -> tuple[list[list[world.Shapes]], Vision]:
     """n scenes of a mode, and what the tower makes of their images: maps (n, N, D)."""
     scenes, pixels, grids = [], [], []
     for i in tqdm(range(n), desc=f"drawing {n} {mode} images", leave=False):
         rng = random.Random(f"{key} {mode} {i}")
-        scenes.append(steps.make_scene(mode, rng))
+        scenes.append(make(mode, rng))
         batch = policy.image_processor(images=[world.draw_scene(scenes[-1], rng)], return_tensors="pt")
         pixels.append(batch["pixel_values"])
         grids.append(batch["image_grid_thw"][0])
