@@ -172,6 +172,14 @@ def source_of(name: str) -> str:
     return str(folder)
 
 
+def fetch(name: str) -> None:
+    """Brings a backbone of the hub into its cache on this machine; one process of a machine does that (`ranks.once_a_host`)."""
+    source = source_of(name)
+    if not Path(source).is_dir():
+        with door(f"--backbone {name}", source):
+            snapshot_download(source, allow_patterns=[*COPIED, "*.json", "*.safetensors"])
+
+
 def refuse_pointers(folder: Path) -> None:
     """Raises InputError for weights that are the small text by which Git LFS stands for them."""
     for path in [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
