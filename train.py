@@ -227,8 +227,8 @@ def make_parser() -> argparse.ArgumentParser:
     add_config_flags(parser)
     parser.add_argument("--resume", type=Path, metavar="RUN", nargs="?", const=elastic.HERE, help="continue the run in this "
                         "directory; without a value, that in --out if it has begun, or start it")  # fmt: skip
-    parser.add_argument("--timeout", type=float, metavar="MINUTES", default=ranks.TIMEOUT,
-                        help="how long processes wait for one another (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--timeout", type=float, metavar="MINUTES", default=argparse.SUPPRESS,
+                        help=f"how long processes wait for one another (default: {ranks.TIMEOUT})")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="print what the run would cost, and end")
     parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show where an error arose")
     parser.add_argument("--stop-after", type=int, metavar="N", help="stop after step N as an interruption would")
@@ -237,8 +237,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 def act(given: dict[str, Any]) -> None:
     """What the command line asks for: a new run, one that goes on, or a plan. Raises InputError."""
-    resume, stop_after, dry_run, timeout = (given.pop(name) for name in ("resume", "stop_after", "dry_run", "timeout"))
-    if expected := outside(timeout, above=0):
+    resume, stop_after, dry_run = (given.pop(name) for name in ("resume", "stop_after", "dry_run"))
+    if expected := outside(timeout := given.pop("timeout", ranks.TIMEOUT), above=0):
         raise InputError(f"--timeout: expected {expected}; found {timeout}")
     ranks.start(timeout)
     config, goes_on = elastic.settle(given, resume)

@@ -12,6 +12,7 @@ the annotations are CC BY 4.0 (cocodataset.org).
 import hashlib
 import os
 import shutil
+import time
 import urllib.request
 import zipfile
 from http.client import HTTPException
@@ -24,6 +25,7 @@ from config import InputError
 
 CHUNK = 1 << 20  # bytes read at a time
 TIMEOUT = 30.0  # seconds without a byte
+POLL = 0.2  # seconds between looks of the processes that wait for another's download
 
 
 class Archive(NamedTuple):
@@ -49,11 +51,15 @@ ARCHIVES = (
 
 
 def fetch(cache: Path) -> Path:
-    """The folder, fetched first if it is not there; one process of a machine does that (`ranks.once_a_host`). Raises InputError
-    that names the files to put where by hand."""
+    """The folder, fetched first if it is not there: by one process of a machine, the others wait for it. Raises InputError that
+    names the files to put where by hand."""
     cache = Path(cache).expanduser()
     folder = cache / "val2017"
     if folder.is_dir():
+        return folder
+    if int(os.environ.get("LOCAL_RANK", "0")):
+        while not folder.is_dir():  # if the one that fetches fails, torchrun ends those that wait
+            time.sleep(POLL)
         return folder
     try:
         cache.mkdir(parents=True, exist_ok=True)

@@ -301,5 +301,5 @@ def sum_in_order(terms: Sequence[Tensor], n: int, like: Tensor) -> Tensor:
     for term in rest:
         total = total + term
     whole = like.new_empty(ranks * width)
-    dist.all_gather_into_tensor(whole, total.contiguous())
+    dist.all_gather_single(whole, total.contiguous())
     return whole[: like.numel()]
