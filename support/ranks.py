@@ -10,6 +10,7 @@ another. A rank that dies tells nothing, but its connections break; one that nev
 """
 
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -242,6 +243,8 @@ def end(name: str, troubles: list[Trouble]) -> int:
         print(f"{name}: {place}{one.message}", file=sys.stderr, flush=True)
     try:
         meet()  # torchrun stops the others as soon as one leaves: all lines are written before
+        if world() > 1:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # they leave by themselves, with the same status
     except Lost:
         pass
     return one.status

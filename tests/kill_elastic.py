@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,7 @@ def main() -> int:
         for name, fates in (("calm", []), ("killed", plan)):
             seconds = time.monotonic()
             job = start(Path(folder), data, name, args.steps, fates)
-            ends = [line for line in job.stderr.splitlines() if line.startswith("mortal: ")]
+            ends = re.findall("mortal: .*", job.stderr)  # beside a progress bar
             print(*ends, f"{name}: status {job.returncode} after {time.monotonic() - seconds:.0f} s", sep="\n", flush=True)
             if job.returncode or len(ends) < len(fates):
                 print(job.stderr[-5000:])
