@@ -13,7 +13,9 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
+import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -25,8 +27,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from config import InputError
+from reading import first_line
 
 TIMEOUT = 30.0  # minutes that ranks wait for one another
+PAUSE = 0.02  # seconds between two looks at who is there
 T = TypeVar("T")
 
 
@@ -62,24 +66,50 @@ def start(minutes: float = TIMEOUT) -> str:
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"  # ranks speak over gloo: NCCL's memory may be what is short
         limit = timedelta(minutes=minutes)
         try:
-            store().set(f"host/{number}", socket.gethostname())
-            dist.init_process_group(backend, store=store(), rank=number, world_size=size, timeout=limit)
+            own = dist.PrefixStore(roll_call(number, size, limit), table())
+            dist.init_process_group(backend, store=own, rank=number, world_size=size, timeout=limit)
         except RuntimeError as error:
-            raise Lost(missing([r for r in range(size) if not known(f"host/{r}")])) from error
+            raise Lost(f"the {size} processes cannot reach one another: {first_line(error)}") from error
     return f"cuda:{local()}" if cuda else "cpu"
 
 
 @cache
-def store() -> dist.Store:
-    """The table that all processes of the job share, kept by torchrun on the first host."""
+def table() -> dist.Store:
+    """What all processes of the job can read and write, kept by torchrun on the first host."""
     return next(iter(dist.rendezvous("env://")))[0]
+
+
+def entry(key: str) -> str:
+    """An entry of the job's table, "" if there is none."""
+    return table().get(key).decode() if table().check([key]) else ""
+
+
+def roll_call(number: int, size: int, limit: timedelta) -> str:
+    """A name for this start of the job, when all its processes are here. Raises Lost that names those who are not.
+
+    torchrun's table outlives a restart. In it lie the addresses of processes that have died, and one that believed them would
+    wait for ever. So rank 0 writes down whom it sees, until everybody on that list has answered.
+    """
+    own, deadline = f"{socket.gethostname()}/{uuid.uuid4().hex}", time.monotonic() + limit.total_seconds()
+    table().set(f"here/{number}", own)
+    while time.monotonic() < deadline:
+        if number == 0:
+            table().set("seen", " ".join(entry(f"here/{r}") for r in range(size)))
+        if own in (seen := entry("seen")).split():
+            table().set(f"heard/{number}", seen)
+        if number == 0 and all(entry(f"heard/{r}") == seen for r in range(size)):
+            table().set("all here", seen)
+        if own in entry("all here").split():
+            return entry("all here")
+        time.sleep(PAUSE)
+    raise Lost(missing([r for r in range(size) if entry(f"heard/{r}") != entry("seen")]))
 
 
 def finish() -> None:
     """Leaves the process group."""
     if dist.is_initialized():
         dist.destroy_process_group()
-        store.cache_clear()
+        table.cache_clear()
 
 
 def rank() -> int:
@@ -103,7 +133,7 @@ def exchange(trouble: Trouble | None, items: list) -> list[list]:
     said: list = [(trouble, items)] * world()
     if world() > 1:
         try:
-            mine = store().add(f"meetings/{rank()}", 1)
+            mine = met(rank(), 1)
             dist.all_gather_object(said, (trouble, items))
         except RuntimeError as error:
             raise Lost(missing([r for r in range(world()) if met(r) < mine])) from error
@@ -112,26 +142,18 @@ def exchange(trouble: Trouble | None, items: list) -> list[list]:
     return [items for _, items in said]
 
 
-def met(rank: int) -> int:
-    """How many meetings a rank has come to. Raises Lost if the job's table is gone too."""
+def met(rank: int, more: int = 0) -> int:
+    """How many meetings of this start of the job a rank has come to. Raises Lost if the job's table is gone."""
     try:
-        return store().add(f"meetings/{rank}", 0)
+        return table().add(f"{entry('all here')}/meetings/{rank}", more)
     except RuntimeError as error:
         raise Lost("the first host is gone, and torchrun's rendezvous with it") from error
 
 
-def known(key: str) -> bool:
-    """Whether the job's table has an entry; True if the table is gone."""
-    try:
-        return store().check([key])
-    except RuntimeError:
-        return True
-
-
 def missing(ranks: Sequence[int]) -> str:
     """Which ranks are not where the others are, in words."""
-    hosts = {r: f" on {store().get(f'host/{r}').decode()}" if known(f"host/{r}") else "" for r in ranks}
-    named = ", ".join(f"rank {r}{host}" for r, host in hosts.items()) or "a rank"
+    hosts = {r: entry(f"here/{r}").partition("/")[0] for r in ranks}
+    named = ", ".join(f"rank {r}{f' on {host}' if host else ''}" for r, host in hosts.items()) or "a rank"
     return f"{named} did not come within --timeout, or has died; what it said itself, if anything, says why"
 
 
@@ -253,7 +275,7 @@ def end(name: str, troubles: list[Trouble]) -> int:
 def first_to_say() -> bool:
     """Whether no process of this host has spoken of a loss so far: the first process may itself be what is lost."""
     try:
-        return store().add(f"said/{socket.gethostname()}", 1) == 1
+        return table().add(f"{entry('all here')}/said/{socket.gethostname()}", 1) == 1
     except RuntimeError:
         return True
 

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -68,7 +69,9 @@ def both(a: Host, b: Host, port: int, *flags: str) -> None:
 
 def lose_and_return(a: Host, b: Host, port: int, *flags: str) -> None:
     """--nnodes 1:2: the second host dies, the first goes on alone, the second comes back."""
-    jobs = [a.start("1:2", 1, port, *flags), b.start("1:2", 1, port, *flags)]
+    jobs = [a.start("1:2", 1, port, *flags)]
+    wait(lambda: listens(port), jobs[0])  # on it torchrun's rendezvous lives: with this host it would be lost
+    jobs.append(b.start("1:2", 1, port, *flags))
     wait(lambda: a.rows("lost") >= 2, jobs[0])
     os.killpg(jobs[1].pid, signal.SIGKILL)
     workers_of(jobs[1], b)
@@ -90,6 +93,12 @@ def workers_of(job: subprocess.Popen, host: Host) -> None:
         if mine:
             os.kill(int(process.name), signal.SIGKILL)
     job.wait()
+
+
+def listens(port: int) -> bool:
+    """Whether somebody answers on a port of this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def wait(ready: Callable[[], bool], job: subprocess.Popen) -> None:
@@ -128,6 +137,9 @@ def main() -> int:
         print("one process", a.start("1", 1, PORT + 3, *alone, "--stop-after", "6").wait(), flush=True)
         print("three processes", a.start("1", 3, PORT + 4, *alone).wait(), flush=True)
         lose_and_return(a, b, PORT + 5, *length, "--out", "lost", "--resume")
+        if not (a.folder / "lost" / "adapter").is_dir():
+            print(*a.said("")[-40:], sep="\n")
+            return 1
         sums = {run: a.adapter(run) for run in ("calm", "moved", "lost")}
         rows = {run: a.rows(run) for run in sums}
         print(sums, rows, "runs on the second host:", [p.parent.name for p in b.folder.glob("*/config.json")], flush=True)

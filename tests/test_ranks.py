@@ -8,10 +8,13 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import ROOT
 from test_harness import blind_source, lines, write
 from test_tasks import RAW
@@ -242,3 +245,20 @@ def test_once_a_host_the_first_process_comes_first(tmp_path):
         return 0 if found == 1 and (found is True) == (rank > 0) else 1
 
     assert forked(2, tmp_path, body) == [0, 0]
+
+
+def test_a_start_knows_its_own_processes_from_those_that_died_before(monkeypatch):
+    """torchrun's table outlives a restart: addresses in it may be those of the dead."""
+    table = dist.HashStore()
+    for key, value in {"here/0": "a/old", "here/1": "b/old", "seen": "a/old b/old", "heard/0": "a/old b/old",
+                       "heard/1": "a/old b/old", "all here": "a/old b/old"}.items():  # fmt: skip
+        table.set(key, value)
+    monkeypatch.setattr(ranks, "table", lambda: table)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(ranks.roll_call, 0, 2, timedelta(seconds=30))
+        time.sleep(0.1)  # meanwhile rank 0 believes in the old rank 1, who does not answer
+        names = {first.result() if number == 0 else ranks.roll_call(1, 2, timedelta(seconds=30)) for number in (1, 0)}
+    assert len(names) == 1 and "old" not in names.pop()
+    with pytest.raises(ranks.Lost, match="rank 1 on b did not come"):
+        table.set("here/1", "b/old")
+        ranks.roll_call(0, 2, timedelta(seconds=0.2))
