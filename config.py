@@ -16,17 +16,18 @@ from typing import Any
 
 import ced
 import grpo
-from reading import Field, InputError, optional, read_json, require
+from reading import LIST, Field, InputError, optional, read_json, require
 from reading import fields as checked
 
 
-def arg(default: Any, help: str, **bounds: Any) -> Any:
-    """A Config field: its default, the help text of its flag, and its bounds: least, most, above, choices."""
-    return field(default=default, metadata={"help": help, "bounds": bounds})
+def arg(default: Any, help: str, before: Any = None, **bounds: Any) -> Any:
+    """A Config field: its default, the help text of its flag, and its bounds: least, most, above, choices. One that came later
+    says what the code did before it was there; a run from then goes on with that."""
+    return field(default=default, metadata={"help": help, "bounds": bounds, "before": before})
 
 
 def free(default: Any, help: str, **bounds: Any) -> Any:
-    """A Config field that changes nothing of what is computed, so that a run which goes on may change it."""
+    """A Config field that changes nothing of a run's trajectory, so that a run which goes on may change it."""
     return field(default=default, metadata={"help": help, "bounds": bounds, "free": True})
 
 
@@ -99,8 +100,8 @@ class Config:
     min_area: float = arg(0.005, "smallest share of the image an evidence region may cover")
     max_area: float = arg(0.6, "largest share of the image an evidence region may cover")
     min_tokens: int = arg(2, "fewest visual tokens an evidence region may own")
-    eval_prompts: int = arg(40, "questions of each family and split in the evaluations before and after", least=1)
-    eval_group: int = arg(8, "answers sampled to each of them", least=1)
+    eval_prompts: int = free(40, "questions of each family and split in the evaluations before and after", least=1)
+    eval_group: int = free(8, "answers sampled to each of them", least=1)
     eval_every: int = free(0, "steps between evaluations on the way, into log.jsonl; 0: only before and after", least=0)
     save_every: int = free(50, "steps between checkpoints, at which the two pictures are drawn again", least=1)
 
@@ -173,17 +174,27 @@ def configure(given: dict[str, Any]) -> Config:
 
 
 # ── a run's own Config ──────────────────────────────────────────────────────────────────────────────────────────────
-def load_config(run: Path) -> Config:
-    """The configuration of a run directory. Raises InputError if there is none."""
+CHANGES = "changes"  # in config.json, beside the fields: what a run that went on has done otherwise, and from which step on
+
+
+def load_config(run: Path, going_on: bool = False) -> Config:
+    """The configuration of a run directory. Raises InputError if there is none; and where the run is going_on, for a field that
+    is not there, changes what is computed, and does not say what the code did before it had that field."""
     path = Path(run) / "config.json"
     if not path.is_file():
         raise InputError(f"{path}: expected the configuration of a run; found no such file")
     found, table = read_json(path), {f.name: optional(Field(f.type.__name__, typed(f.type))) for f in fields(Config)}
-    values = checked(found, table, path)
-    if unknown := found.keys() - table.keys():
+    values = checked(found, table | {CHANGES: optional(LIST)}, path)
+    if unknown := found.keys() - values.keys():
         raise InputError(f"{path}: {', '.join(sorted(unknown))}: expected a field of this version's configuration")
+    absent = {f.name: f.metadata for f in fields(Config) if values[f.name] is None}
+    older = {name: of["before"] for name, of in absent.items() if of.get("before") is not None}
+    if going_on and (silent := [name for name, of in absent.items() if name not in older and not of.get("free")]):
+        raise InputError(f"{path}: {', '.join(silent)}: expected a value; found none, and a default may not be what the run "
+                         "began with")  # fmt: skip
+    values = {name: value for name, value in values.items() if name != CHANGES and value is not None}
     try:
-        return Config(**{name: value for name, value in values.items() if value is not None}).check()
+        return Config(**(older | values)).check()
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
@@ -210,13 +221,19 @@ def fixed(config: Config) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names}
 
 
-def resumed(run: Path, given: dict[str, Any]) -> Config:
-    """The configuration of the run in a directory, with the flags given where these are free. A run may also grow: with more
-    steps it becomes what a run of so many would have been. Raises InputError for flags that contradict the run."""
-    config = replace(load_config(run), out=str(run))
-    asked = replace(config, **given).check()
+def contradiction(there: Config, asked: Config, reached: int = 0) -> str:
+    """The fields in which a run that has reached a step cannot become what is asked: all that differ and are not free. It may
+    become longer, or end earlier, but not before that step: then it is what a run of so many steps would have been."""
     may = {f.name: getattr(asked, f.name) for f in fields(Config) if f.metadata.get("free")}
-    may["steps"] = max(asked.steps, config.steps)
-    if other := differences(replace(config, **may), asked):
+    may["steps"] = asked.steps if asked.steps >= reached else there.steps
+    return differences(replace(there, **may), asked)
+
+
+def resumed(run: Path, given: dict[str, Any], there: Config | None = None, reached: int = 0) -> Config:
+    """The configuration of the run in a directory with the flags given: there, if another host has read it. Raises InputError
+    for flags that contradict a run that has reached so many steps."""
+    there = replace(there or load_config(run), out=str(run))
+    asked = replace(there, **given).check()
+    if other := contradiction(there, asked, reached):
         raise InputError(f"--resume {run}: the run has its own configuration: {other}")
     return asked

@@ -57,6 +57,19 @@ def means(rows: Sequence[dict]) -> dict:
     return {name: fmean(row[name] for row in rows) for name in names} | {"margin": {f: fmean(m) for f, m in margins.items()}}
 
 
+def waits(seconds: Sequence[dict[str, float]]) -> dict:
+    """Each rank's seconds of a step by part, `wait` being part of `learn`; and the share of all ranks' time that it is."""
+    if len(seconds) == 1:
+        return {"idle": 0.0}
+    spent = sum(s for own in seconds for part, s in own.items() if part != "wait")
+    return {"idle": sum(own["wait"] for own in seconds) / spent, "ranks": list(seconds)}
+
+
+def mean_idle(out: Path) -> float:
+    """The mean over a run's steps of the share of time that its ranks waited for the slowest."""
+    return fmean(json.loads(line)["idle"] for line in (out / "log.jsonl").open())
+
+
 def tells_apart(texts: Sequence[str], rewards: Tensor) -> bool:
     """Whether a group holds two responses with the same final answer and different rewards."""
     seen = defaultdict(set)

@@ -12,9 +12,7 @@ What a method changes of it is a row of methods.py; every number is a field of c
 import argparse
 import json
 import math
-import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,14 +25,25 @@ from tqdm import tqdm
 import data
 import grpo
 import report
-from config import Config, InputError, add_config_flags, configure, flag, recipe_of, resumed
+from config import Config, InputError, add_config_flags, flag, outside, recipe_of
 from methods import advantages_of, check_samples, method_of, rewards_of
-from models import Policy
+from models import Policy, source_of
 from related.documents import load_samples
 from related.rs_grpo import Scoped
 from rollout import Group, Judgement, judge, measure, measure_base, sample_groups, seeded
-from support import ranks
-from support.checkpoint import CHECKPOINT, Interruption, as_json, claim, cut_log, go_on, load_state, save_state, write_whole
+from support import elastic, ranks
+from support.checkpoint import (
+    CHECKPOINT,
+    Interruption,
+    as_json,
+    changed_at,
+    claim,
+    cut_log,
+    go_on,
+    load_state,
+    save_state,
+    write_whole,
+)
 from support.clock import Clock, less_memory
 from support.plan import plan
 
@@ -81,6 +90,7 @@ def train_step(
 ) -> dict:
     """One optimizer step on a batch of prompts, split over the ranks; returns the step's row of the log."""
     clock, mine = Clock(), ranks.share(samples)
+    gradients = ranks.GradientSum(optimizer.param_groups[0]["params"])
     with clock("sample"):  # 1
         draws = [seeded(config.seed, "sample", step, s.id, device=policy.device) for s in mine]
         groups = list(sample_groups(policy, mine, config, config.group_size, draws))
@@ -89,20 +99,26 @@ def train_step(
         rewards = [rewards_of(j, g.sample, config) for j, g in zip(judgements, groups)]
     with clock("learn"):  # 3
         for update in range(config.updates_per_step):
-            stats = [learn(policy, g, j, r, config, update, len(samples)) for g, j, r in zip(groups, judgements, rewards)]
+            stats = []
+            for g, j, r in zip(groups, judgements, rewards):
+                stats.append(learn(policy, g, j, r, config, update, len(samples)))
+                gradients.add()
+            with clock("wait"):  # for the slowest rank
+                ranks.meet()
+            gradients.finish(len(samples))
             grad_norm = descend(optimizer, config.grad_clip)
     with clock("report"):  # 4
         rows = ranks.gather([report.describe(g, j, r) | s for g, j, r, s in zip(groups, judgements, rewards, stats)])
+        waits = report.waits(ranks.gather([clock.seconds]))
     skipped = not math.isfinite(grad_norm)
-    return {"step": step, **report.means(rows), "grad_norm": grad_norm, "skipped": skipped, "seconds": clock.seconds}
+    seconds = {part: s for part, s in clock.seconds.items() if part != "wait"}
+    return {"step": step, **report.means(rows), "grad_norm": grad_norm, "skipped": skipped, "seconds": seconds, **waits}
 
 
 def descend(optimizer: torch.optim.Optimizer, grad_clip: float) -> float:
     """One clipped step on the ranks' summed gradients; returns their norm. A norm that is not finite skips the step, on
     every rank alike, since all of them see the same sum."""
-    parameters = optimizer.param_groups[0]["params"]
-    ranks.sum_gradients(parameters)
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters, grad_clip))
+    norm = float(torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], grad_clip))
     if math.isfinite(norm):
         optimizer.step()
     optimizer.zero_grad()
@@ -113,6 +129,7 @@ def descend(optimizer: torch.optim.Optimizer, grad_clip: float) -> float:
 def load_policy(config: Config) -> Policy:
     """The run's backbone on this rank's device: bfloat16 on a GPU, float32 on the CPU."""
     device = ranks.start()
+    ranks.once_a_host(lambda: source_of(config.backbone))  # fetched by one process
     if config.backbone == "tiny":
         torch.set_num_threads(1)  # a model this small loses time to a second thread, and minutes where the cores are busy
     return Policy.load(config.backbone, device, torch.float32 if device == "cpu" else torch.bfloat16)
@@ -145,7 +162,7 @@ def train(
             stop = ranks.anyone(interruption.wished) or step + 1 == stop_after
             if main_rank:
                 with (out / "log.jsonl").open("a") as log:
-                    log.write(as_json(row) + "\n")
+                    log.write(as_json(row | changed_at(out, step)) + "\n")
                 due, last = (step + 1) % config.save_every == 0, step + 1 == config.steps
                 if stop or due or last:
                     save_state(out, policy, optimizer, config, step + 1, sampler.cursor, bad_steps)
@@ -181,13 +198,14 @@ def load_trainable(config: Config) -> Policy:
     return policy
 
 
-def run(config: Config, resume: bool, stop_after: int | None = None) -> None:
+def run(config: Config, goes_on: bool, stop_after: int | None = None) -> None:
     """A whole run: evaluate, train, evaluate, and the two pictures. Only rank 0 prints and writes."""
     out, policy = Path(config.out), load_trainable(config)
-    with tempfile.TemporaryDirectory() as scratch:
-        samples, held_out = load_samples(config, policy, Path(scratch), quiet=ranks.rank() > 0)
+    with elastic.scratch() as scratch:
+        samples, held_out = load_samples(config, policy, scratch, quiet=ranks.rank() > 0)
         check_samples(samples, config)
-        ranks.first(lambda: go_on(out, config) if resume else claim(out, config))
+        elastic.agree(config, policy, {"train": samples, **held_out})
+        ranks.first(lambda: go_on(out, config) if goes_on else claim(out, config))
         if ranks.rank() == 0:
             trainable = sum(p.numel() for p in policy.adapter.parameters() if p.requires_grad)
             print(f"{config.backbone}: {trainable:,} trainable parameters; writing to {out}")
@@ -214,6 +232,8 @@ def finish_run(policy: Policy, samples: list[data.Sample], config: Config, out: 
     write_whole(out / "results.json", json.dumps({"before": before, "after": after}, indent=1).encode())
     report.draw(policy, samples, config, out)
     print(report.markdown(before, after), f"\nwrote {out}/: log.jsonl, adapter/, learning_curves.png, audit_sheet.png")
+    if ranks.world() > 1:
+        print(f"idle: {report.mean_idle(out):.0%} of {ranks.world()} processes' time went into waiting for the slowest")
 
 
 # ── the command line ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -221,7 +241,10 @@ def make_parser() -> argparse.ArgumentParser:
     """The command line: every field of Config, and what is not part of a configuration."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add_config_flags(parser)
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this directory")
+    parser.add_argument("--resume", type=Path, metavar="RUN", nargs="?", const=elastic.HERE, help="continue the run in this "
+                        "directory; without a value, that in --out if it has begun, or start it")  # fmt: skip
+    parser.add_argument("--timeout", type=float, metavar="MINUTES", default=argparse.SUPPRESS,
+                        help=f"how long processes wait for one another (default: {ranks.TIMEOUT})")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="print what the run would cost, and end")
     parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show where an error arose")
     parser.add_argument("--stop-after", type=int, metavar="N", help="stop after step N as an interruption would")
@@ -230,18 +253,21 @@ def make_parser() -> argparse.ArgumentParser:
 
 def act(given: dict[str, Any]) -> None:
     """What the command line asks for: a new run, one that goes on, or a plan. Raises InputError."""
-    folder, stop_after, dry_run = (given.pop(name) for name in ("resume", "stop_after", "dry_run"))
-    config = resumed(folder, given) if folder else configure(given)
+    resume, stop_after, dry_run = (given.pop(name) for name in ("resume", "stop_after", "dry_run"))
+    if expected := outside(timeout := given.pop("timeout", ranks.TIMEOUT), above=0):
+        raise InputError(f"--timeout: expected {expected}; found {timeout}")
+    ranks.start(timeout)
+    config, goes_on = elastic.settle(given, resume)
     method_of(config)
     from_recipe = [f"{flag(n)} {v}" for n, v in recipe_of(config.backbone, config.method).items() if n not in given]
-    if from_recipe and not folder and int(os.environ.get("RANK", "0")) == 0:
+    if from_recipe and not goes_on and ranks.rank() == 0:
         print(f"the recipe of {config.backbone} and {config.method}:", ", ".join(from_recipe))
-    print(plan(config)) if dry_run else run(config, folder is not None, stop_after)
+    print(plan(config)) if dry_run else run(config, goes_on, stop_after)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input, with a message that says what was expected and what was found."""
-    given = vars(make_parser().parse_args(argv))
+    given = vars(ranks.parse(make_parser(), argv))
     return ranks.command("train.py", lambda: act(given), given.pop("debug", False))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import data
 from config import Config, InputError
 from models import Policy
-from support import coco
+from support import coco, ranks
 from toy import world
 
 
@@ -31,7 +31,7 @@ def load_samples(
         counts = splits["train"][1]
         splits = {name: samples for name, (samples, _) in splits.items()}
     else:
-        folder = coco.fetch(Path(config.cache)) if config.data == "coco" else Path(config.data)
+        folder = ranks.once_a_host(lambda: coco.fetch(Path(config.cache))) if config.data == "coco" else Path(config.data)
         samples, counts = data.load(folder, *filters)
         splits = data.by_split(samples)
         if not splits["train"]:

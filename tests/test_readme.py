@@ -18,7 +18,8 @@ import train
 from benchmarks import BENCHMARKS
 from methods import COMPARED
 from models import INSTRUCTION
-from studies import comparison, diagnose, evpv, speed
+from studies import comparison, diagnose, evpv, idle, speed
+from support import elastic
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
 README, WORDS = PAGES["README.md"], "\n\n".join(PAGES.values())
@@ -81,13 +82,25 @@ def test_every_command_names_a_real_program_and_real_flags(command, capsys, monk
     assert [flag for flag in flags if not re.search(rf"(?<![\w-]){flag}(?![\w-])", text)] == []
 
 
+def test_torchrun_s_lines_for_one_host_and_many_hand_our_flags_to_our_parser():
+    lines = [command for command in commands() if command.startswith("torchrun ") and " train.py " in command]
+    parsed = [torchrun.parse_args(shlex.split(line)[1:]) for line in lines]
+    assert {args.nnodes for args in parsed} == {"1:1", "2", "1:4", "$SLURM_NNODES"} and len(lines) == 5
+    for args in parsed:
+        assert (args.training_script, args.nproc_per_node) == ("train.py", "8")
+        assert args.nnodes == "1:1" or (args.rdzv_backend == "c10d" and args.rdzv_endpoint.endswith(":29500"))
+        given = train.make_parser().parse_args(args.training_script_args)
+        comes_back = args.max_restarts > 0 or "SLURM" in args.nnodes
+        assert given.backbone == "qwen2.5-vl-7b" and given.resume == (elastic.HERE if comes_back else None)
+
+
 def test_every_diagnostic_has_a_command():
     assert set(re.findall(r"python -m studies.diagnose (\w+)", PAGES["docs/diagnostics.md"])) == set(diagnose.DIAGNOSTICS)
 
 
 def test_flags_named_in_the_text_exist():
     known = {config.flag(field.name) for field in fields(config.Config)} | {"--nproc"}  # the last is named as refused
-    ours = (train, evaluate, comparison, diagnose, evpv, speed)
+    ours = (train, evaluate, comparison, diagnose, evpv, idle, speed)
     parsers = [*(module.make_parser() for module in ours), torchrun.get_args_parser()]
     known |= {option for parser in parsers for action in parser._actions for option in action.option_strings}
     assert {span.split()[0] for span in SPANS if re.match(r"--\w", span)} <= known
