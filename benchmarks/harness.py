@@ -249,13 +249,12 @@ def score_file(path: Path, name: str, asking: Asking) -> dict:
     """The score of anybody's replies, in any of the formats of replies.py. Raises InputError, naming ids."""
     raws, revision = raw_rows(name, asking)
     rows = to_rows(name, raws)
-    replied = read_replies(path, name, raws, rows)
+    replied, form = read_replies(path, name, raws, rows)
     chosen = choose(rows, asking.limit)
     own = [row for row in chosen if row.id in replied]
     result = tasks.score(name, own, [replied[row.id] for row in own])
-    without = [row for row in chosen if row.id not in replied]
-    lacking = sum(bool(row.lacks) for row in without)
-    return result | {"revision": revision, "not_asked": lacking, "not_given": len(without) - lacking}
+    without = len(chosen) - len(own)
+    return result | {"revision": revision, "not_asked": 0, "not_asked" if form.whole else "not_given": without}
 
 
 def write_file(tool: str, name: str, out: Path, asking: Asking) -> Path:

@@ -39,11 +39,11 @@ def said_of(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def logged_of(value: Any) -> str | list:
+def logged_of(value: Any) -> str:
     """lmms-eval wraps a reply in one list for each request, and one for each repetition; or leaves it."""
-    while isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+    while isinstance(value, list) and len(value) == 1:
         value = value[0]
-    require(isinstance(value, str | list))
+    require(isinstance(value, str))
     return value
 
 
@@ -131,8 +131,8 @@ def read_entries(path: Path) -> list[dict]:
     return entries
 
 
-def read_replies(path: Path, name: str, raws: Sequence[dict], rows: Sequence[Row]) -> dict[str, Any]:
-    """The responses of a file by the ids of a benchmark's rows. Those of another tool may be to some of the rows.
+def read_replies(path: Path, name: str, raws: Sequence[dict], rows: Sequence[Row]) -> tuple[dict[str, Any], Format]:
+    """The responses of a file by the ids of a benchmark's rows, and its format. Another tool's may be to some of the rows.
 
     Raises InputError, naming the entry, for a field of another type, an id that is not the benchmark's or that another entry
     has, and a reply that belongs to another row.
@@ -142,12 +142,15 @@ def read_replies(path: Path, name: str, raws: Sequence[dict], rows: Sequence[Row
     if form.whole:
         replied = {str(entry.get("id")) for entry in entries}
         asked = [row for row in rows if not row.lacks or row.id in replied]
-        return dict(zip((row.id for row in asked), align(asked, entries)))
+        return dict(zip((row.id for row in asked), align(asked, entries))), form
     splits = benchmark(name).split.split("+")
     for number, entry in enumerate(entries, start=1):
         if entry.get("split", splits[0]) not in splits:
             continue  # VLMEvalKit's MMMU has two splits in one table, and as for rows the other one is left out
         place = f"{path}, entry {number}"
+        if format_of(entry, place) is not form:
+            raise InputError(f"{place}: expected {', '.join(form.fields)} ({form.tool}), as in entry 1; found "
+                             f"{', '.join(map(str, entry))}")  # fmt: skip
         fields(entry, form.fields, place)
         row = names.row(*form.named(name, entry), entry, form, place)
         if row.id in found:
@@ -155,7 +158,7 @@ def read_replies(path: Path, name: str, raws: Sequence[dict], rows: Sequence[Row
         found[row.id] = response_of(form, entry, row, place)
     if not found:
         raise InputError(f"{path}: found no reply to a row of the split {benchmark(name).split!r}")
-    return found
+    return found, form
 
 
 def response_of(form: Format, entry: dict, row: Row, place: str) -> Any:

@@ -5,7 +5,9 @@ import pytest
 from benchmarks.rows import Row, blank, content, parsed
 
 
-@pytest.mark.parametrize("cell, value", [("['a', 1]", ["a", 1]), ('{"a": null}', {"a": None}), ("[a", "[a"), ("a", "a"), (3, 3)])
+@pytest.mark.parametrize("cell, value", [
+    ("['a', 1]", ["a", 1]), ('{"a": null}', {"a": None}), ("[a", "[a"), ("a", "a"), (3, 3),
+])  # fmt: skip
 def test_lists_and_objects_come_as_texts(cell, value):
     assert parsed(cell) == value
 

@@ -83,7 +83,7 @@ def test_mathvista_by_task_and_by_skill_in_either_table():
     told = [{"task": "figure question answering", "skills": ["arithmetic reasoning", "statistical reasoning"]},
             {"task": "geometry problem solving", "skills": ["geometry reasoning", "arithmetic reasoning"]}]  # fmt: skip
     hub = [RAW["mathvista"] | {"pid": str(i), "metadata": one} for i, one in enumerate(told)]
-    table = [RAW["mathvista"] | {"pid": str(i), "task": one["task"], "skills": str(one["skills"])} for i, one in enumerate(told)]
+    table = [RAW["mathvista"] | one | {"pid": str(i), "skills": str(one["skills"])} for i, one in enumerate(told)]
     by = score("mathvista", hub, ["14", "15"])["by"]
     assert by == score("mathvista", table, ["14", "15"])["by"]
     assert {part: (m["value"], m["n"]) for part, m in by["skill"].items()} == {
