@@ -17,7 +17,7 @@ row's: two tools may count the rows of a benchmark differently, and every verdic
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -231,37 +231,41 @@ def check_writable(tool: str, name: str) -> None:
 def write_replies(tool: str, name: str, raws: Sequence[dict], replies: dict[str, Any], path: Path) -> None:
     """The replies to those rows that have one, by row id, as `tool` writes them: VLMEvalKit's .tsv, lmms-eval's .jsonl."""
     names = Names(name, raws, to_rows(name, raws))
-    lines = [(raw, names.ids[own], replies[own]) for own, raw in names.raws.items() if own in replies]
-    if tool == "vlmevalkit":
-        text = as_table(table_entry(position, *line) for position, line in enumerate(lines))
-    else:
-        place = {own: int(position) for position, own in names.of["position"].items()}
-        text = "".join(json.dumps(log_entry(name, place[row.id], raw, row, reply)) + "\n"
-                       for raw, row, reply in lines if row.id in place)  # fmt: skip
-    path.write_text(text)
+    entry = table_entry if tool == "vlmevalkit" else log_entry
+    of = {own: raw.get("index", position) for position, (own, raw) in enumerate(names.raws.items())}
+    place = of if tool == "vlmevalkit" else {own: int(position) for position, own in names.of["position"].items()}
+    entries = [entry(name, place[own], names.raws[own], names.ids[own], replies[own]) for own in place if own in replies]
+    path.write_text(as_table(entries) if tool == "vlmevalkit" else "".join(json.dumps(one) + "\n" for one in entries))
 
 
-def table_entry(position: int, raw: dict, row: Row, reply: str) -> dict:
+def mathvista_columns(raw: dict, row: Row) -> dict:
+    told = raw.get("metadata") or raw
+    cells = {"question": raw["query"], "task": told.get("task"), "skills": told.get("skills")}
+    if row.options:
+        right = next(letter for letter, text in row.options.items() if text == row.answer)
+        cells |= {"choices": list(row.options.values()), "answer_option": right}
+    return cells
+
+
+COLUMNS: dict[str, Callable[[dict, Row], dict]] = {  # where a column of VLMEvalKit's table is not the hub's of that name
+    "countbench": lambda raw, row: {"answer": row.answer},
+    "hallusionbench": lambda raw, row: {"index": row.id, "answer": row.answer.title(), "l2-category": raw["subcategory"]},
+    "vlmsareblind": lambda raw, row: {"question": raw["prompt"], "answers": raw["groundtruth"]},
+    "mathvista": mathvista_columns,
+    "mmmu": lambda raw, row: {"category": row.meta["part"], **(row.options or {})},
+    "scienceqa": lambda raw, row: {"answer": row.answer, **row.options},
+}
+
+
+def table_entry(name: str, position: int, raw: dict, row: Row, reply: str) -> dict:
     """A line of VLMEvalKit's: the columns of the row, which its scorers read, and the prediction."""
     cells = {column: cell for column, cell in raw.items() if isinstance(cell, str | int | float) and "image" not in column}
-    told = raw.get("metadata") if isinstance(raw.get("metadata"), dict) else {}
-    answer = row.answer.title() if row.kind == "yesno" else row.answer
-    cells |= {"index": raw.get("index", row.id if row.id.count("_") else position),
-              "question": raw.get("query", raw.get("prompt", raw.get("question"))), "answer": answer,
-              **{key: told[key] for key in ("task", "skills") if key in told}}  # fmt: skip
-    if "groundtruth" in raw:
-        cells["answers"] = raw["groundtruth"]
-    if "subcategory" in raw:
-        cells["l2-category"] = raw["subcategory"]
-    if row.kind == "mathvista" and row.options:
-        cells["answer_option"] = next(letter for letter, text in row.options.items() if text == row.answer)
-        cells["choices"] = list(row.options.values())
-    return cells | (row.options if row.kind == "mcq" and "groundtruth" not in raw else {}) | {"prediction": reply}
+    return cells | {"index": position} | COLUMNS.get(name, lambda raw, row: {})(raw, row) | {"prediction": reply}
 
 
-def as_table(entries: Iterable[dict]) -> str:
+def as_table(entries: Sequence[dict]) -> str:
     """Entries as a table with tabs, quoted where they hold line ends."""
-    entries, file = list(entries), io.StringIO()
+    file = io.StringIO()
     columns = list(dict.fromkeys(column for entry in entries for column in entry))
     table = csv.DictWriter(file, columns, delimiter="\t", lineterminator="\n")
     table.writeheader()
