@@ -304,7 +304,7 @@ def scores_of(run: Path) -> dict[str, dict]:
 
 def gain(name: str, base: dict, result: dict) -> tuple[float, np.ndarray]:
     """The gain over the base on the same questions, and its bootstrap draws. Raises InputError for other questions."""
-    for key in ("prompt", *PIXELS):
+    for key in ("prompt", *PIXELS) if name in wordings.PROMPTS else ():
         before, after = (scores.get("settings", {}).get(key) for scores in (base, result))
         if before != after:
             raise InputError(f"{name}: the runs were asked in different ways ({key} {before} and {after}); evaluate both alike")

@@ -5,7 +5,7 @@ import math
 import pytest
 from test_tasks import RAW, rolled
 
-from benchmarks import score
+from benchmarks import harness, score
 from benchmarks.sums import Metric, interval, summary
 from support.stats import wilson
 
@@ -89,6 +89,9 @@ def test_mathvista_by_task_and_by_skill_in_either_table():
     assert {part: (m["value"], m["n"]) for part, m in by["skill"].items()} == {
         "arithmetic reasoning": (0.5, 2), "geometry reasoning": (0.0, 1), "statistical reasoning": (1.0, 1)}
     assert by["task"]["figure question answering"]["value"] == 1 and len(by["task"]) == 2
+    printed = harness.table_rows(score("mathvista", hub, ["14", "15"]) | {"revision": "x", "not_asked": 0}).splitlines()
+    assert "| mathvista | task: geometry problem solving | 0.00 | 0.00–79.35 | 1 |" in printed[2] + printed[3]
+    assert {line.count("|") for line in [*printed, *harness.HEADER.splitlines()]} == {13}
     assert score("mathvista", [RAW["mathvista"]], ["14"])["by"] == {"task": {}, "skill": {}}
 
 
