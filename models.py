@@ -231,6 +231,7 @@ class Policy:
         self.trunk, self.head = model.model, model.lm_head  # adapters are injected in place, so these stay valid
         self.adapter: PeftModel | None = None
         self.device = model.device
+        self.pixels = image_processor.size["shortest_edge"], image_processor.size["longest_edge"]  # the checkpoint's limits
         self.image_token = model.config.image_token_id
         eos = model.generation_config.eos_token_id or model.config.get_text_config().eos_token_id
         eos = set(eos if isinstance(eos, list) else [eos]) | {tokenizer.eos_token_id}  # Qwen has two of them
@@ -276,12 +277,20 @@ class Policy:
         parts = page_parts(question, n_visual, template)
         return torch.tensor(chat_prompt(self.tokenizer, parts, self.image_token, thinking=False), device=self.device)
 
-    def compose(self, parts: Sequence[str | Image.Image], thinking: bool = True) -> tuple[Tensor, list[Vision]]:
+    def compose(
+        self, parts: Sequence[str | Image.Image], thinking: bool = True, system: str = ""
+    ) -> tuple[Tensor, list[Vision]]:
         """The chat prompt (P,) of texts and images in their order, and what the model sees of each image."""
         visions = [self.encode(part) for part in parts if not isinstance(part, str)]
         sizes = iter(v.features[0].shape[1] for v in visions)
         parts = [part if isinstance(part, str) else next(sizes) for part in parts]
-        return torch.tensor(chat_prompt(self.tokenizer, parts, self.image_token, thinking), device=self.device), visions
+        return torch.tensor(chat_prompt(self.tokenizer, parts, self.image_token, thinking, system), device=self.device), visions
+
+    def limit_pixels(self, low: int | None, high: int | None) -> tuple[int, int]:
+        """Sets how many pixels an image has at least and at most, after resizing; None: the checkpoint's limit stays."""
+        low, high = low or self.pixels[0], high or self.pixels[1]
+        self.image_processor.size = {"shortest_edge": low, "longest_edge": high}
+        return low, high
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """The grid (rows, columns) of visual tokens that an image of size (width, height) gets: see `token_grid`."""
@@ -506,10 +515,13 @@ def page_parts(question: str, n_visual: Sequence[int], template: str = "") -> li
     return [part for part in parts if part]
 
 
-def chat_prompt(tokenizer: PreTrainedTokenizerBase, parts: Sequence[str | int], image_token: int, thinking: bool) -> list[int]:
+def chat_prompt(
+    tokenizer: PreTrainedTokenizerBase, parts: Sequence[str | int], image_token: int, thinking: bool, system: str = ""
+) -> list[int]:
     """Token ids of a chat prompt of texts and images in their order; an image is given by how many visual tokens it has.
 
     thinking matters to templates that know it (Qwen3.5's prompt ends in an open <think>, or else in an empty closed one).
+    system is the system message; without it the template may have one of its own (Qwen2.5-VL's has).
     A text stays a text, though it hold `<|image_pad|>`: it has a stand-in in the template, which is then cut there, and is
     encoded on its own, where the names of special tokens mean nothing.
     """
@@ -517,8 +529,9 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, parts: Sequence[str | int], 
     stand_ins = iter(texts)
     shape = [next(stand_ins) if isinstance(part, str) else part for part in parts]
     content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in shape]
+    messages = [{"role": "system", "content": [{"type": "text", "text": system}]}] if system else []
     rendered = tokenizer.apply_chat_template(
-        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False, enable_thinking=thinking
+        [*messages, {"role": "user", "content": content}], add_generation_prompt=True, tokenize=False, enable_thinking=thinking
     )
     sizes, ids = iter(part for part in parts if not isinstance(part, str)), []
     for piece in re.split("(\ue000\\d+\ue001)", rendered):
