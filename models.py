@@ -430,8 +430,8 @@ class Policy:
             self.adapter = PeftModel.from_pretrained(self.model, str(folder))
 
     def reference(self) -> contextlib.AbstractContextManager:
-        """Within it, the policy is the reference: the same weights with the adapter switched off."""
-        return self.adapter.disable_adapter()
+        """Within it, the policy is the reference: the same weights with the adapter, if there is one, switched off."""
+        return self.adapter.disable_adapter() if self.adapter else contextlib.nullcontext()
 
     def decode(self, ids: Sequence[int] | Tensor) -> str:
         """The text of token ids, special tokens included."""

@@ -5,11 +5,13 @@
 Numbers come from `config.Config`.
 """
 
+import contextlib
 import json
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -19,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import answers
+import attribution
 import ced
 import data
 from config import Config
@@ -126,8 +129,16 @@ def flipped(policy: Policy, ids: list[int], span: tuple[int, int] | None) -> tup
         return ids, None
     at = text.lower().index(said)
     other = {"yes": "no", "no": "yes"}[said]
-    other = other.title() if text[at].isupper() else other
-    new = policy.tokenizer(text[:at] + other + text[at + len(said) :], add_special_tokens=False)["input_ids"]
+    return restated(policy, ids, span, text[at : at + len(said)], other.title() if text[at].isupper() else other)
+
+
+def restated(
+    policy: Policy, ids: list[int], span: tuple[int, int], said: str, other: str
+) -> tuple[list[int], tuple[int, int]]:
+    """A response's ids with what its answer said in other words, and the new answer's span. Before and after nothing changes:
+    the span alone, with what its tokens carry besides the answer, is encoded anew."""
+    before, _, after = policy.decode(ids[slice(*span)]).partition(said)
+    new = policy.tokenizer(before + other + after, add_special_tokens=False)["input_ids"]
     return ids[: span[0]] + new + ids[span[1] :], (span[0], span[0] + len(new))
 
 
@@ -175,16 +186,84 @@ def audit_answers(policy: Policy, group: Group, masks: Tensor, config: Config) -
     return s, spans, spans.any(-1)
 
 
-def regions_of(sample: data.Sample, grid: tuple[int, int], config: Config) -> tuple[Tensor, Tensor]:
-    """The audit's token masks (1 + K, N) on a grid, and the boxes of the null regions that have some: drawn once a sample."""
-    where = seeded(config.seed, "regions", sample.id)
-    return ced.audit_regions(torch.tensor(sample.boxes), sample.size, grid, config.k, config.max_iou, where)
+def right_rows(policy: Policy, group: Group) -> tuple[Tensor, Tensor]:
+    """The right answer after each chain of thought of a group: ids (rows, T), and which of them are its tokens (rows, T) bool.
+
+    A right answer keeps the tokens that it was sampled in; a wrong one gives way to the right one, as the tokenizer encodes it.
+    A response without an answer has no place for one; if none has, the right answer follows the prompt directly.
+    """
+    sample, rows, spans = group.sample, [], []
+    for ids, span, text in zip(group.responses.ids.tolist(), group.spans, group.texts):
+        if span and not answers.is_correct(text, sample.answer, sample.kind):
+            ids, span = restated(policy, ids, span, answers.answer_text(text), sample.answer)
+        if span:
+            rows.append(ids[: span[1]])
+            spans.append(span)
+    if not rows:
+        text = f"{answers.OPEN} {sample.answer} {answers.CLOSE}"
+        rows = [policy.tokenizer(text, add_special_tokens=False)["input_ids"]]
+        spans = [answers.answer_span(rows[0], policy.decode)]
+    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=policy.pad_id)
+    return ids.to(policy.device), span_mask(spans, ids.shape[1]).to(policy.device)
+
+
+def attributions_of(policy: Policy, group: Group, config: Config) -> Tensor:
+    """What each visual token adds to log π of the right answer, (N,) in nats: integrated gradients, summed over the group.
+
+    The prompt is read once a step of the path whatever the number of answers, with at most `evidence_rows` of them in one pass.
+    """
+    maps = [m[0] for m in group.vision.features]
+    baselines = [m.float().mean(0) for m in maps]
+
+    def score(edited: list[Tensor], ids: Tensor, spans: Tensor) -> Tensor:
+        return policy.log_probs(policy.read(group.prompt, group.vision.edited(edited)), ids, 1.0, spans)
+
+    ids, spans = right_rows(policy, group)
+    rows = config.evidence_rows or len(ids) * config.evidence_steps
+    return sum(
+        attribution.integrated_gradients(
+            partial(score, ids=some, spans=span), maps, baselines, config.evidence_steps, max(1, rows // len(some))
+        )
+        for some, span in zip(ids.split(rows), spans.split(rows))
+    ).cpu()
+
+
+def regions_of(policy: Policy, group: Group, config: Config) -> tuple[Tensor, Tensor]:
+    """The audit's token masks (1 + K, N), and the boxes (≤ K, n, 4) of the null regions that are the evidence moved; n = 0
+    where the evidence is tokens. Found once a visit, and the same for all answers of the group.
+
+        boxes              what the data says (`data.evidence_boxes`)
+        attributed         where the right answer comes from, after the group's chains of thought, in the eyes of the reference:
+                           a region that followed the policy could be moved by it
+        attributed-policy  the same in the eyes of the policy itself
+        random             as many tokens as the boxes own, anywhere
+        centre             the paper's last resort, `data.centre_box`
+    """
+    sample, grid, where = group.sample, group.vision.grid, seeded(config.seed, "regions", group.sample.id)
+    if config.evidence in ("boxes", "centre"):
+        boxes = torch.tensor(evidence_boxes(sample, config))
+        return ced.audit_regions(boxes, sample.size, grid, config.k, config.max_iou, where)
+    if config.evidence == "random":
+        owned = ced.region_tokens(torch.tensor(sample.boxes), sample.size, grid)
+        evidence = ced.random_tokens(torch.ones_like(owned), int(owned.sum()), where)
+    else:
+        with policy.reference() if config.evidence == "attributed" else contextlib.nullcontext():
+            attributions = attributions_of(policy, group, config)
+        most = max(1, int(config.evidence_most * len(attributions)))
+        evidence = attribution.region_of(attributions, config.evidence_mass, config.min_tokens, most)
+    masks, shifts = ced.audit_tokens(evidence, grid, config.k, config.max_overlap, where)
+    return masks, ced.shift_boxes(torch.empty(0, 4), shifts, sample.size, grid)
+
+
+def evidence_boxes(sample: data.Sample, config: Config) -> tuple[tuple[float, float, float, float], ...]:
+    """The boxes that are the evidence of a sample; none where it is tokens."""
+    return {"boxes": sample.boxes, "centre": (data.centre_box(sample.size),)}.get(config.evidence, ())
 
 
 def judge(policy: Policy, group: Group, config: Config) -> Judgement:
     """R_ans and the audit of a group: K non-evidence regions, and Eqs. 1–3 on every answer."""
     sample = group.sample
-    masks, nulls = regions_of(sample, group.vision.grid, config)
+    masks, nulls = regions_of(policy, group, config)
     s, spans, audited = audit_answers(policy, group, masks, config)
     parsed = torch.tensor([span is not None for span in group.spans])
     correct = parsed & torch.tensor([answers.is_correct(t, sample.answer, sample.kind) for t in group.texts])

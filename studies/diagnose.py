@@ -44,7 +44,7 @@ import data
 from config import Config, add_config_flags
 from methods import unrouted_rewards
 from report import describe, example_of
-from rollout import Group, Judgement, judge, regions_of, seeded, span_mask
+from rollout import Group, Judgement, given_group, judge, regions_of, seeded, span_mask
 from studies.proposals import nulls_off_evidence, proposals, with_evidence_of_another
 from studies.study import (
     Rows,
@@ -81,21 +81,22 @@ SIMULATED_GROUPS = 2000
 def relevance(study: Study) -> tuple[Rows, Figure]:
     """Pr(s(Ω_ev) > μ(s_non)), and the blindfold: the same questions asked and audited on a blank image.
 
-    Chance is the same audit with another question's evidence in the place of this one's, for places are not alike: "left" has
-    its evidence on the left, and without an image that side alone may speak for it.
+    Chance is the same audit in another role (`rival`): with another question's evidence in the place of this one's, for places
+    are not alike: "left" has its evidence on the left, and without an image that side alone may speak for it.
     """
+    policy, config = study.policy, study.config
 
     def look(group: Group) -> dict | None:
-        sample, grid = group.sample, group.vision.grid
-        other = with_evidence_of_another(sample, study.samples, study.policy.grid, study.config)
+        other = rival(study, group)
         if other is None:
             return None
-        masks = torch.cat([regions_of(one, grid, study.config)[0] for one in (sample, other)])  # (2 (1 + K), N)
-        s = answer_sensitivities(study.policy, group, masks, study.config)
-        if not s.numel():
+        masks = [regions_of(policy, one, config)[0] for one in (group, other)]
+        own, others = (
+            answer_sensitivities(policy, one, regions, config).double() for one, regions in zip((group, other), masks)
+        )
+        if not (own.numel() and others.numel()):
             return None
-        own, others = s.double().chunk(2)
-        rate, chance = (float(beats_mean(part).mean()) for part in (own, others))
+        rate, chance = (float(beats_mean(s).mean()) for s in (own, others))
         return {"Pr(s_ev > mean s_non)": rate, "chance Pr(s_ev > mean s_non)": chance,
                 "s_ev": float(own[0].mean()), "s_non": float(own[1:].mean())}  # fmt: skip
 
@@ -111,6 +112,35 @@ def relevance(study: Study) -> tuple[Rows, Figure]:
     return verdicts(rows), pictures.estimates(rows)
 
 
+def rival(study: Study, group: Group) -> Group | None:
+    """The group with what could as well be its evidence; None if the questions hold nothing of the kind.
+
+    Boxes are those of another question. A region that was found for an answer is circular: it is chosen where the answer
+    depends on the image, so noise has one too. It meets that of a wrong answer, found and audited in the same way: the answer
+    to another question of the family stands where the right one stood. In noise neither is ahead of the other.
+    """
+    sample, config = group.sample, study.config
+    if config.evidence == "boxes":
+        other = with_evidence_of_another(sample, study.samples, study.policy.grid, config)
+        return other and replace(group, sample=other)
+    wrong = [s.answer for s in study.samples if s.family == sample.family and not answers.is_correct(
+        f"{answers.OPEN}{s.answer}{answers.CLOSE}", sample.answer, sample.kind)]  # fmt: skip
+    if sample.kind == "yesno":
+        wrong = ["no" if answers.parse_yesno(sample.answer) == "yes" else "yes"]
+    if not wrong:
+        return None
+    other = wrong[int(torch.randint(len(wrong), (), generator=seeded(config.seed, "a wrong answer", sample.id)))]
+    right = [answers.is_correct(text, sample.answer, sample.kind) for text in group.texts]
+    texts = [said_instead(text, other) if is_right else text for text, is_right in zip(group.texts, right)]
+    return given_group(study.policy, replace(sample, answer=other), texts, config)
+
+
+def said_instead(text: str, other: str) -> str:
+    """A response with another answer."""
+    before, _, after = text.rpartition(answers.answer_text(text) or "")
+    return before + other + after
+
+
 def blindfolded(sample: data.Sample, path: Path) -> data.Sample:
     """The sample with a blank image: its mean color, at its size, with its boxes."""
     color = tuple(round(c) for c in ImageStat.Stat(data.open_image(sample.image)).mean)
@@ -124,7 +154,7 @@ def intervention(study: Study) -> tuple[Rows, Figure]:
     name = "AUC P(s_ev > s_non)"
 
     def look(group: Group) -> dict | None:
-        masks, _ = regions_of(group.sample, group.vision.grid, study.config)
+        masks, _ = regions_of(study.policy, group, study.config)
         where = seeded(study.config.seed, "random tokens", group.sample.id)
         control = ced.random_tokens(torch.ones_like(masks[0]), int(masks[0].sum()), where)
         values = {}
@@ -179,7 +209,8 @@ def audit_proposal(study: Study, group: Group, boxes: Tensor) -> dict | None:
     off = nulls_off_evidence(boxes, group.sample, grid, config)
     if off is None:
         return None
-    masks, _ = regions_of(replace(group.sample, boxes=tuple(map(tuple, boxes.tolist()))), grid, config)
+    proposed = replace(group, sample=replace(group.sample, boxes=tuple(map(tuple, boxes.tolist()))))
+    masks, _ = regions_of(study.policy, proposed, replace(config, evidence="boxes"))
     s = answer_sensitivities(study.policy, group, torch.cat([masks, off]), config)  # (1 + 2 K, audited)
     if not s.numel():
         return None

@@ -125,7 +125,7 @@ def make_bench(policy: Policy, sample: data.Sample, config: Config) -> Bench:
     group = rollout.sample_group(policy, sample, config, config.group_size, rollout.seeded(0, device=policy.device))
     end = group.responses.ids.shape[1] - AFTER
     group = replace(group, spans=[(end - ANSWER, end)] * config.group_size)
-    return Bench(policy, config, group, rollout.regions_of(sample, group.vision.grid, config)[0])
+    return Bench(policy, config, group, rollout.regions_of(policy, group, config)[0])
 
 
 def half_duplicates(bench: Bench) -> Bench:
