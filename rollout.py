@@ -207,25 +207,33 @@ def right_rows(policy: Policy, group: Group) -> tuple[Tensor, Tensor]:
     return ids.to(policy.device), span_mask(spans, ids.shape[1]).to(policy.device)
 
 
+def score_right(policy: Policy, group: Group, ids: Tensor, spans: Tensor, maps: list[Tensor]) -> Tensor:
+    """log π of `right_rows` under n versions of each of the image's maps, (n, N, D): (n, rows, T), 0 but on the answers."""
+    return policy.log_probs(policy.read(group.prompt, group.vision.edited(maps)), ids, 1.0, spans)
+
+
+def eyes(policy: Policy, config: Config) -> contextlib.AbstractContextManager:
+    """Within it, the policy is whoever says where the evidence is: the reference, for a region that followed the policy could be
+    moved by it; or, in the ablation, the policy itself."""
+    return contextlib.nullcontext() if config.evidence == "attributed-policy" else policy.reference()
+
+
 def attributions_of(policy: Policy, group: Group, config: Config) -> Tensor:
     """What each visual token adds to log π of the right answer, (N,) in nats: integrated gradients, summed over the group.
 
-    The prompt is read once a step of the path whatever the number of answers, with at most `evidence_rows` of them in one pass.
+    The prompt is read once a step of the path, whatever the number of answers; at most `evidence_rows` of these go through the
+    model in one pass.
     """
-    maps = [m[0] for m in group.vision.features]
-    baselines = [m.float().mean(0) for m in maps]
-
-    def score(edited: list[Tensor], ids: Tensor, spans: Tensor) -> Tensor:
-        return policy.log_probs(policy.read(group.prompt, group.vision.edited(edited)), ids, 1.0, spans)
-
     ids, spans = right_rows(policy, group)
+    maps = [m[0] for m in group.vision.features]
+    nothing = [m.float().mean(0) for m in maps]
     rows = config.evidence_rows or len(ids) * config.evidence_steps
-    return sum(
-        attribution.integrated_gradients(
-            partial(score, ids=some, spans=span), maps, baselines, config.evidence_steps, max(1, rows // len(some))
-        )
-        for some, span in zip(ids.split(rows), spans.split(rows))
-    ).cpu()
+    total = torch.zeros(len(maps[0]), device=policy.device)
+    with eyes(policy, config):
+        for part in zip(ids.split(rows), spans.split(rows)):
+            score, at_once = partial(score_right, policy, group, *part), max(1, rows // len(part[0]))
+            total += attribution.integrated_gradients(score, maps, nothing, config.evidence_steps, at_once)
+    return total.cpu()
 
 
 def regions_of(policy: Policy, group: Group, config: Config) -> tuple[Tensor, Tensor]:
@@ -233,9 +241,8 @@ def regions_of(policy: Policy, group: Group, config: Config) -> tuple[Tensor, Te
     where the evidence is tokens. Found once a visit, and the same for all answers of the group.
 
         boxes              what the data says (`data.evidence_boxes`)
-        attributed         where the right answer comes from, after the group's chains of thought, in the eyes of the reference:
-                           a region that followed the policy could be moved by it
-        attributed-policy  the same in the eyes of the policy itself
+        attributed         where the right answer comes from, after the group's chains of thought (`attributions_of`)
+        attributed-policy  the same in the eyes of the policy itself: the ablation
         random             as many tokens as the boxes own, anywhere
         centre             the paper's last resort, `data.centre_box`
     """
@@ -247,8 +254,7 @@ def regions_of(policy: Policy, group: Group, config: Config) -> tuple[Tensor, Te
         owned = ced.region_tokens(torch.tensor(sample.boxes), sample.size, grid)
         evidence = ced.random_tokens(torch.ones_like(owned), int(owned.sum()), where)
     else:
-        with policy.reference() if config.evidence == "attributed" else contextlib.nullcontext():
-            attributions = attributions_of(policy, group, config)
+        attributions = attributions_of(policy, group, config)
         most = max(1, int(config.evidence_most * len(attributions)))
         evidence = attribution.region_of(attributions, config.evidence_mass, config.min_tokens, most)
     masks, shifts = ced.audit_tokens(evidence, grid, config.k, config.max_overlap, where)

@@ -2,7 +2,7 @@
 
 python -m studies.diagnose relevance --run runs/tiny-answer-ced-0
 python -m studies.diagnose proposal --backbone qwen2.5-vl-7b --data path/to/coco_folder --answers given
-python -m studies.diagnose audit --backbone tiny --image F --question Q --answer A --box x,y,w,h
+python -m studies.diagnose audit --backbone tiny --image F --question Q --answer A [--box x,y,w,h]
 
     reward         what each formula pays, within a group and by chance      Table 1, A.8, A.9
     relevance      is s larger on the evidence, and is it so blindfolded?    4.1, A.4
@@ -12,6 +12,7 @@ python -m studies.diagnose audit --backbone tiny --image F --question Q --answer
     closure        bits that the reward holds about looking                  A.12
     confidence     does the margin know which answers are right?             on the conflict split
     audit          one question, region by region                            Fig. 3
+    attribution    where right answers come from, without boxes              attribution.py
 
 Every table has N, the number of questions: answers to one question are alike, so 95 % intervals are bootstrapped over
 questions. A diagnostic that finds evidence in noise is broken, so every statistic is held against chance, which is its mean
@@ -37,14 +38,28 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image, ImageStat
 from torch import Tensor
+from tqdm import tqdm
 
 import answers
 import ced
 import data
 from config import Config, add_config_flags
 from methods import unrouted_rewards
+from models import Policy
 from report import describe, example_of
-from rollout import Group, Judgement, given_group, judge, regions_of, seeded, span_mask
+from rollout import (
+    Group,
+    Judgement,
+    attributions_of,
+    eyes,
+    given_group,
+    judge,
+    regions_of,
+    right_rows,
+    score_right,
+    seeded,
+    span_mask,
+)
 from studies.proposals import nulls_off_evidence, proposals, with_evidence_of_another
 from studies.study import (
     Rows,
@@ -75,6 +90,7 @@ SWEEPS = {
 }
 ROUND_OFF = {"float32": 1e-6, "bfloat16": 1e-2}  # nats, the sd of s when nothing but rounding differs
 SIMULATED_GROUPS = 2000
+STEPS = (1, 3, 6, 12, 24)  # of the path of `attribution`
 
 
 # ── relevance: 4.1, A.4 ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -440,6 +456,45 @@ def audit(study: Study) -> tuple[Rows, Figure]:
     return rows, pictures.one_audit(example_of(group, judgement, rewards, study.config))
 
 
+# ── attribution ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def attribution(study: Study) -> tuple[Rows, Figure]:
+    """Where right answers come from, by steps of the path: how far the attributions are from adding up to what the image brings
+    (completeness), and how well their region overlaps the annotated one; and a picture of one question of each family."""
+    given = study.config.evidence.startswith("attributed")
+    config = study.config if given else replace(study.config, evidence="attributed")
+    seen: dict[int, list[dict]] = {steps: [] for steps in sorted({*STEPS, config.evidence_steps})}
+    shown: dict[str, tuple] = {}
+    for sample in tqdm(study.samples, desc=study.what):
+        group = answer(study, sample)
+        for steps, part in seen.items():
+            part.append(attributed(study.policy, group, replace(config, evidence_steps=steps)))
+        if sample.family not in shown:
+            judgement = judge(study.policy, group, config)
+            rewards = unrouted_rewards(judgement, "answer-ced", config)
+            found = attributions_of(study.policy, group, config)
+            shown[sample.family] = example_of(group, judgement, rewards, config), found
+    rows = [
+        {"steps": steps, "N": len(part), **{name: stats.mean_of(column(part, name), config.seed) for name in part[0]}}
+        for steps, part in seen.items()
+    ]
+    return rows, pictures.attributions(*zip(*shown.values()))
+
+
+def attributed(policy: Policy, group: Group, config: Config) -> dict:
+    """What the image brings to the right answer, what the attributions' sum misses of it, both in nats a chain of thought; and
+    the IoU and precision of their region with the boxes, in tokens (NaN where there are none)."""
+    ids, spans = right_rows(policy, group)
+    ends = [torch.stack([m[0], m[0].mean(0).expand_as(m[0])]) for m in group.vision.features]  # the image, and nothing
+    with torch.no_grad(), eyes(policy, config):
+        with_image, without = score_right(policy, group, ids, spans, ends).sum((1, 2)).tolist()
+    missed = abs(float(attributions_of(policy, group, config).sum()) - (with_image - without))
+    region, sample = regions_of(policy, group, config)[0][0], group.sample
+    truth = ced.region_tokens(torch.tensor(sample.boxes or [(0.0,) * 4]), sample.size, group.vision.grid)
+    both = int((region & truth).sum()) if sample.boxes else math.nan
+    return {"log π(I) − log π(nothing)": (with_image - without) / len(ids), "error": missed / len(ids),
+            "IoU": both / int((region | truth).sum()), "precision": both / int(region.sum())}  # fmt: skip
+
+
 DIAGNOSTICS = {
     "reward": reward,
     "relevance": relevance,
@@ -449,6 +504,7 @@ DIAGNOSTICS = {
     "closure": closure,
     "confidence": confidence,
     "audit": audit,
+    "attribution": attribution,
 }
 
 
@@ -511,11 +567,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=int, dest="eval_prompts", default=argparse.SUPPRESS, help="same as --eval-prompts")
     parser.add_argument("--answers", choices=("sampled", "given"), default="sampled", help="the policy's own, or the right one")
     parser.add_argument("--chain", default="", help="what stands before a given answer")
-    one = parser.add_argument_group("audit")
+    one = parser.add_argument_group("audit, and attribution of one's own question")
     one.add_argument("--image", type=Path, help="the image of the question")
     one.add_argument("--question", help="the question")
     one.add_argument("--answer", help="the answer whose evidence is audited")
-    one.add_argument("--box", action="append", metavar="X,Y,W,H", help="a box of the evidence, in pixels; may be repeated")
+    one.add_argument("--box", action="append", metavar="X,Y,W,H", help="a box of the evidence, in pixels; may be repeated; "
+                     "without any, --evidence attributed")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     add_config_flags(parser)
     return parser

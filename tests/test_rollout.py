@@ -152,6 +152,10 @@ def test_the_reference_chooses_and_the_policy_does_not(samples):
                 p.add_(0.2 * torch.randn(p.shape, generator=rollout.seeded(0)))
     after = [rollout.regions_of(policy, group, config)[0] for config in (ATTRIBUTED, own)]
     assert torch.equal(before[0], after[0]) and not torch.equal(before[1], after[1])
+    with policy.reference():  # nothing switches the adapter on again before its end
+        assert torch.equal(rollout.regions_of(policy, group, ATTRIBUTED)[0], before[0])
+        assert torch.equal(rollout.regions_of(policy, group, own)[0], before[1])
+    assert torch.equal(rollout.regions_of(policy, group, own)[0], after[1])
 
 
 def test_how_many_rows_are_scored_at_once_changes_no_attribution(tiny_policy, samples):
