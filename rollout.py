@@ -213,8 +213,8 @@ def score_right(policy: Policy, group: Group, ids: Tensor, spans: Tensor, maps: 
 
 
 def eyes(policy: Policy, config: Config) -> contextlib.AbstractContextManager:
-    """Within it, the policy is whoever says where the evidence is: the reference, for a region that followed the policy could be
-    moved by it; or, in the ablation, the policy itself."""
+    """Within it, the policy is whoever says where the evidence is: the reference, for a region that followed the policy could
+    be moved by it; or, in the ablation, the policy itself."""
     return contextlib.nullcontext() if config.evidence == "attributed-policy" else policy.reference()
 
 

@@ -13,6 +13,7 @@ python -m studies.diagnose audit --backbone tiny --image F --question Q --answer
     confidence     does the margin know which answers are right?             on the conflict split
     audit          one question, region by region                            Fig. 3
     attribution    where right answers come from, without boxes              attribution.py
+    guards         is such a region a circle?                                docs/evidence.md
 
 Every table has N, the number of questions: answers to one question are alike, so 95 % intervals are bootstrapped over
 questions. A diagnostic that finds evidence in noise is broken, so every statistic is held against chance, which is its mean
@@ -43,9 +44,9 @@ from tqdm import tqdm
 import answers
 import ced
 import data
-from config import Config, add_config_flags
+from config import Config, InputError, add_config_flags
 from methods import unrouted_rewards
-from models import Policy
+from models import Policy, Responses
 from report import describe, example_of
 from rollout import (
     Group,
@@ -495,6 +496,62 @@ def attributed(policy: Policy, group: Group, config: Config) -> dict:
             "IoU": both / int((region | truth).sum()), "precision": both / int(region.sum())}  # fmt: skip
 
 
+# ── guards ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def guards(study: Study) -> tuple[Rows, Figure]:
+    """An attributed region is chosen where the answer depends on the image, and the audit then asks whether it does: is that a
+    circle? The margin when the reference chooses, as in training; when the policy itself does; when one half of the answers
+    chooses for the other, both ways (cross-fitting); and when the image is blank. `change` is that of one answer's margin."""
+    if study.chain is not None:
+        raise InputError("guards: expected --answers sampled: one given answer has no other half")
+    config = replace(study.config, evidence="attributed")
+    seen: dict[str, list[dict]] = {name: [] for name in ("reference", "policy", "other half", "blank image")}
+    with tempfile.TemporaryDirectory() as scratch:
+        for i, sample in enumerate(tqdm(study.samples, desc=study.what)):
+            group = answer(study, sample)
+            blank = answer(study, blindfolded(sample, Path(scratch) / f"{i}.png"))
+            own = chosen_by(study.policy, group, group, config)
+            values = {
+                "reference": own,
+                "policy": chosen_by(study.policy, group, group, replace(config, evidence="attributed-policy")),
+                "other half": crossed(study.policy, group, config),
+                "blank image": chosen_by(study.policy, blank, blank, config),
+            }
+            for name, (region, m) in values.items():
+                if len(m) and len(own[1]):
+                    iou = float((region & own[0]).sum(-1).div((region | own[0]).sum(-1)).mean())
+                    change = float((m - own[1]).abs().mean()) if name != "blank image" else math.nan
+                    seen[name].append({"m": float(m.mean()), "change": change, "IoU": iou})
+    rows = [
+        {"the region is chosen by": name, "N": len(part), "m": stats.mean_of(column(part, "m"), config.seed),
+         **{f"{key} from the reference's": float(column(part, key).mean()) for key in ("change", "IoU")}}
+        for name, part in seen.items() if part
+    ]  # fmt: skip
+    if not rows:
+        raise InputError("no answer could be audited: the policy's own answers lack <answer> … </answer>")
+    return rows, pictures.estimates(rows)
+
+
+def chosen_by(policy: Policy, chooser: Group, judged: Group, config: Config) -> tuple[Tensor, Tensor]:
+    """The region (N,) that one group's answers choose, and the margins (audited,) of another's there."""
+    masks = regions_of(policy, chooser, config)[0]
+    return masks[0], ced.evidence_margin(answer_sensitivities(policy, judged, masks, config), config.eps_margin)
+
+
+def crossed(policy: Policy, group: Group, config: Config) -> tuple[Tensor, Tensor]:
+    """The regions (2, N) that the halves of a group choose for each other, and the margins (audited,) of its answers there."""
+    middle = len(group.texts) // 2
+    halves = part_of(group, slice(middle)), part_of(group, slice(middle, None))
+    regions, margins = zip(*(chosen_by(policy, *pair, config) for pair in (halves[::-1], halves)))
+    return torch.stack(regions), torch.cat(margins)
+
+
+def part_of(group: Group, rows: slice) -> Group:
+    """Some of a group's answers."""
+    r = group.responses
+    responses = Responses(r.ids[rows], r.mask[rows], r.log_probs[rows], r.unit_log_probs[rows])
+    return replace(group, responses=responses, texts=group.texts[rows], spans=group.spans[rows])
+
+
 DIAGNOSTICS = {
     "reward": reward,
     "relevance": relevance,
@@ -505,6 +562,7 @@ DIAGNOSTICS = {
     "confidence": confidence,
     "audit": audit,
     "attribution": attribution,
+    "guards": guards,
 }
 
 
