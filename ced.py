@@ -88,6 +88,13 @@ def shift_tokens(mask: Tensor, shifts: Tensor, grid: tuple[int, int]) -> Tensor:
     return mask.new_zeros(len(shifts), len(mask)).scatter_(1, row * grid[1] + column, True)
 
 
+def shifts_on_grid(mask: Tensor, grid: tuple[int, int]) -> Tensor:
+    """All shifts (Δrow, Δcolumn) in whole tokens, (S, 2), that keep the tokens of a mask (N,) on the grid; (0, 0) is one."""
+    tokens, (rows, columns) = mask.view(grid).nonzero(), grid  # (row, column) of each token
+    (top, left), (bottom, right) = tokens.amin(0).tolist(), tokens.amax(0).tolist()
+    return torch.cartesian_prod(torch.arange(-top, rows - bottom), torch.arange(-left, columns - right))
+
+
 def non_evidence_shifts(boxes: Tensor, image_size: tuple[int, int], grid: tuple[int, int], max_iou: float) -> Tensor:
     """Every place that a non-evidence region can have: all shifts (Δrow, Δcolumn) in whole tokens, (S, 2), of the evidence
     boxes (n, 4) that leave each box inside the image and at IoU ≤ max_iou with each evidence box (A.2).
@@ -95,11 +102,8 @@ def non_evidence_shifts(boxes: Tensor, image_size: tuple[int, int], grid: tuple[
     The edit happens on tokens, so it is tokens that must match: moved by whole ones, a region keeps its place relative to the
     grid, and with it exactly as many of them. Shifts that differ give token sets that differ.
     """
-    boxes, size, (rows, columns) = boxes.double(), torch.tensor(image_size, dtype=torch.float64), grid
-    tokens = region_tokens(boxes, image_size, grid).view(grid).nonzero()  # (row, column) of each evidence token
-    (top, left), (bottom, right) = tokens.amin(0).tolist(), tokens.amax(0).tolist()
-    down, across = torch.arange(-top, rows - bottom), torch.arange(-left, columns - right)
-    shifts = torch.cartesian_prod(down, across)  # (S, 2): all that keep T(Ω_ev) on the grid
+    boxes, size = boxes.double(), torch.tensor(image_size, dtype=torch.float64)
+    shifts = shifts_on_grid(region_tokens(boxes, image_size, grid), grid)
     moved = shift_boxes(boxes, shifts, image_size, grid)  # (S, n, 4)
     low, high = moved[..., :2], moved[..., :2] + moved[..., 2:]  # corners, each (S, n, 2)
     inside = ((low >= -EDGE * size) & (high <= (1 + EDGE) * size)).flatten(1).all(1)  # (S,)
@@ -172,23 +176,41 @@ def random_tokens(candidates: Tensor, count: int, generator: torch.Generator) ->
     return torch.zeros_like(candidates).index_fill_(0, chosen, True)
 
 
+def with_nulls(
+    evidence: Tensor, places: Tensor, grid: tuple[int, int], k: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """The token masks (1 + k, N) of an audit, row 0 the evidence (N,), and the shifts (≤ k, 2) of the nulls that have a place.
+
+    Null regions are the evidence at k of its other places (S, 2), drawn uniformly and without replacement. Where fewer than k
+    exist the last rows are random tokens outside the evidence, as many as it has or, if it owns more than half, all that are
+    left. Raises ValueError if the evidence covers every token, for then nothing is left to compare it with.
+    """
+    if evidence.all():
+        raise ValueError(f"the evidence region covers all {evidence.numel()} visual tokens: nothing is left outside it")
+    drawn = places[torch.randperm(len(places), generator=generator)[:k]]
+    stand_ins = [random_tokens(~evidence, int(evidence.sum()), generator) for _ in range(k - len(drawn))]
+    return torch.stack([evidence, *shift_tokens(evidence, drawn, grid), *stand_ins]), drawn
+
+
 def audit_regions(
     boxes: Tensor, image_size: tuple[int, int], grid: tuple[int, int], k: int, max_iou: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """The token masks (1 + k, N) of an audit, row 0 the evidence, and the boxes (≤ k, n, 4) of the null regions that have some.
-
-    Null regions are the evidence at k of its other places, drawn uniformly and without replacement. Where fewer than k exist
-    the last rows are random tokens outside the evidence, as many as it has or, if it owns more than half, all that are left.
-    Raises ValueError if the evidence covers every token, for then nothing is left to compare it with.
-    """
-    evidence = region_tokens(boxes, image_size, grid)
-    if evidence.all():
-        raise ValueError(f"the evidence region covers all {evidence.numel()} visual tokens: nothing is left outside it")
+    """The token masks (1 + k, N) of an audit whose evidence is boxes (n, 4), and the boxes (≤ k, n, 4) of the null regions
+    that have some: see `with_nulls`."""
     places = non_evidence_shifts(boxes, image_size, grid, max_iou)
-    drawn = places[torch.randperm(len(places), generator=generator)[:k]]
-    stand_ins = [random_tokens(~evidence, int(evidence.sum()), generator) for _ in range(k - len(drawn))]
-    masks = torch.stack([evidence, *shift_tokens(evidence, drawn, grid), *stand_ins])
+    masks, drawn = with_nulls(region_tokens(boxes, image_size, grid), places, grid, k, generator)
     return masks, shift_boxes(boxes, drawn, image_size, grid)
+
+
+def audit_tokens(
+    evidence: Tensor, grid: tuple[int, int], k: int, max_overlap: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """The token masks (1 + k, N) of an audit whose evidence is tokens (N,), and the shifts (≤ k, 2) of the null regions that
+    have some: see `with_nulls`. A null region shares at most max_overlap of its tokens with the evidence."""
+    shifts = shifts_on_grid(evidence, grid)
+    shared = (shift_tokens(evidence, shifts, grid) & evidence).sum(-1)  # (S,) tokens
+    places = shifts[(shared <= max_overlap * evidence.sum()) & shifts.any(1)]
+    return with_nulls(evidence, places, grid, k, generator)
 
 
 # ── Eq. 1: the intervention ─────────────────────────────────────────────────────────────────────────────────────────

@@ -19,6 +19,9 @@ import grpo
 from reading import LIST, Field, InputError, optional, read_json, require
 from reading import fields as checked
 
+# What `rollout.regions_of` can take for the evidence.
+EVIDENCE = ("boxes", "attributed", "attributed-policy", "random", "centre")
+
 
 def arg(default: Any, help: str, before: Any = None, **bounds: Any) -> Any:
     """A Config field: its default, the help text of its flag, and its bounds: least, most, above, choices. One that came later
@@ -56,6 +59,12 @@ class Config:
     sample_rows: int = free(128, "answers sampled at a time, of several prompts together: less memory, same answers", least=0)
     max_prompt_tokens: int = arg(4096, "longest prompt, image tokens included; longer ones are refused, never cut")
     # 2 judge
+    evidence: str = arg("boxes", f"where an answer's evidence is: {', '.join(EVIDENCE)}", choices=EVIDENCE)
+    evidence_steps: int = arg(6, "attributed: steps from the image's mean token to the image", least=1)
+    evidence_mass: float = arg(0.8, "attributed: share of the attributions that the region holds", above=0, most=1)
+    evidence_most: float = arg(1 / 3, "attributed: largest share of the visual tokens that it owns", above=0, most=1)
+    evidence_rows: int = free(64, "answers x steps in one pass of an attribution, 0 for all: less memory, same result", least=0)
+    max_overlap: float = arg(0.1, "largest share of a null region's tokens that an attributed one owns", least=0, most=1)
     k: int = arg(3, "K: non-evidence regions of an audit", least=1)
     span: str = arg("answer", "which tokens an audit scores: of the answer, or of the recorded evidence", choices=SPANS)
     intervention: str = arg("mean", "what replaces a region's tokens (Eq. 1)", choices=ced.INTERVENTIONS)

@@ -373,19 +373,28 @@ def check_image(path: Path, size: tuple[int, int] | None, counts: Counter) -> tu
 def evidence_boxes(record: dict) -> list[tuple[float, float, float, float]]:
     """Ω_ev of a record: proposal_bbox > target_bbox > argument_bbox > metadata.bbox > centre box (A.2), clipped.
 
-    A key holds one box [x, y, width, height] or a list of boxes. The centre box is 35 % × 35 % of the image.
+    A key holds one box [x, y, width, height] or a list of boxes.
     """
-    width, height = record["size"]
-    keyed = [record.get(key) for key in BOX_KEYS] + [(record.get("metadata") or {}).get("bbox")]
-    boxes = next((b for b in keyed if b), None)
-    if boxes is None:
-        margin = (1 - CENTRE_BOX_SIDE) / 2
-        boxes = [margin * width, margin * height, CENTRE_BOX_SIDE * width, CENTRE_BOX_SIDE * height]
+    boxes = given_boxes(record) or [centre_box(record["size"])]
     boxes = [boxes] if isinstance(boxes[0], (int, float)) else boxes
-    clipped = [clip(box, (width, height)) for box in boxes]
+    clipped = [clip(box, record["size"]) for box in boxes]
     if None in clipped:
-        raise InputError(f"record {record['id']}: box {boxes[clipped.index(None)]} has no area inside {width}x{height}")
+        raise InputError("record {}: box {} has no area inside {}x{}".format(
+            record["id"], boxes[clipped.index(None)], *record["size"]))  # fmt: skip
     return clipped
+
+
+def given_boxes(record: dict) -> Any:
+    """What the first of a record's box keys says, a box or a list of boxes; None if it has no box at all."""
+    keyed = [record.get(key) for key in BOX_KEYS] + [(record.get("metadata") or {}).get("bbox")]
+    return next((boxes for boxes in keyed if boxes), None)
+
+
+def centre_box(size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """The region of last resort (A.2): 35 % × 35 % of an image of size (width, height)."""
+    width, height = size
+    margin = (1 - CENTRE_BOX_SIDE) / 2
+    return (margin * width, margin * height, CENTRE_BOX_SIDE * width, CENTRE_BOX_SIDE * height)
 
 
 def to_sample(record: dict) -> Sample:
@@ -559,28 +568,35 @@ def usable_records(
     max_area: float,
     min_tokens: int,
     counts: Counter,
+    by_boxes: bool = True,
 ) -> Iterator[tuple[dict, Sample]]:
     """Records of a COCO-format folder or a JSONL file that pass the quality filters of A.2, each with its Sample.
 
     grid_of maps an image size (width, height) to the policy's visual-token grid (rows, columns). Of the presence family
     only regions that leave nothing to compare them with are dropped: its reward uses none, and "no" has no box of its own.
-    Every record is counted.
+    Every record is counted. Where the evidence is not found by boxes, none is looked at, and nothing dropped.
     """
     if source.is_file() and source.suffix != ".jsonl":
         raise InputError(f"{source}: expected a COCO folder, or a file of JSON lines that is called .jsonl; found another file")
     for record in (jsonl_records if source.suffix == ".jsonl" else coco_records)(source, counts):
         sample = to_sample(record)
-        boxes = torch.tensor(sample.boxes)
-        tokens = region_size(boxes, sample.size, grid_of)
-        area = ced.union_area(boxes) / math.prod(sample.size)
-        least = 1 if sample.family == "presence" else min_tokens
         counts[f"{sample.family}: asked"] += 1
-        if sample.family != "presence" and not min_area <= area <= max_area:
-            counts[f"{sample.family}: dropped, area fraction outside [{min_area}, {max_area}]"] += 1
-        elif tokens < least:
-            counts[f"{sample.family}: dropped, fewer than {least} visual tokens or all of them"] += 1
+        if by_boxes and not given_boxes(record):
+            counts[f"{sample.family}: without a box, audited at the image's centre (--evidence attributed needs no box)"] += 1
+        if by_boxes and (reason := unfit(sample, grid_of, min_area, max_area, min_tokens)):
+            counts[f"{sample.family}: dropped, {reason}"] += 1
         else:
             yield record, sample
+
+
+def unfit(sample: Sample, grid_of: GridOf, min_area: float, max_area: float, min_tokens: int) -> str:
+    """Why a sample's region is too small or too large to be audited (A.2); "" if it is not."""
+    boxes = torch.tensor(sample.boxes)
+    area = ced.union_area(boxes) / math.prod(sample.size)
+    if sample.family != "presence" and not min_area <= area <= max_area:
+        return f"area fraction outside [{min_area}, {max_area}]"
+    least = 1 if sample.family == "presence" else min_tokens
+    return f"fewer than {least} visual tokens or all of them" if region_size(boxes, sample.size, grid_of) < least else ""
 
 
 def region_size(boxes: torch.Tensor, size: tuple[int, int], grid_of: GridOf) -> int:
@@ -590,11 +606,11 @@ def region_size(boxes: torch.Tensor, size: tuple[int, int], grid_of: GridOf) -> 
 
 
 def load(
-    source: Path, grid_of: GridOf, min_area: float, max_area: float, min_tokens: int
+    source: Path, grid_of: GridOf, min_area: float, max_area: float, min_tokens: int, by_boxes: bool = True
 ) -> tuple[list[Sample], Counter]:
     """Samples of a COCO-format folder or a JSONL file, and what was asked and dropped: see `usable_records`."""
     source, counts = Path(source), Counter()
-    samples = [sample for _, sample in usable_records(source, grid_of, min_area, max_area, min_tokens, counts)]
+    samples = [sample for _, sample in usable_records(source, grid_of, min_area, max_area, min_tokens, counts, by_boxes)]
     if not samples:
         raise InputError(f"{source}: no usable sample; counts: {dict(counts) or 'no annotations'}")
     return samples, counts

@@ -230,6 +230,7 @@ class Policy:
             raise InputError("--backbone: expected a language head without a bias; `TokenLogProb` knows none")
         self.trunk, self.head = model.model, model.lm_head  # adapters are injected in place, so these stay valid
         self.adapter: PeftModel | None = None
+        self.is_reference = False
         self.device = model.device
         self.pixels = image_processor.size["shortest_edge"], image_processor.size["longest_edge"]  # the checkpoint's limits
         self.image_token = model.config.image_token_id
@@ -498,9 +499,19 @@ class Policy:
             warnings.filterwarnings("error", ".*missing adapter keys")  # PEFT would go on with random ones
             self.adapter = PeftModel.from_pretrained(self.model, str(folder))
 
-    def reference(self) -> contextlib.AbstractContextManager:
-        """Within it, the policy is the reference: the same weights with the adapter switched off."""
-        return self.adapter.disable_adapter()
+    @contextlib.contextmanager
+    def reference(self) -> Iterator[None]:
+        """Within it, the policy is the reference: the same weights with the adapter, if there is one, switched off. Within
+        itself it changes nothing (PEFT's own would switch the adapter on again at the end of the inner one)."""
+        if self.adapter is None or self.is_reference:
+            yield
+            return
+        self.is_reference = True
+        try:
+            with self.adapter.disable_adapter():
+                yield
+        finally:
+            self.is_reference = False
 
     def decode(self, ids: Sequence[int] | Tensor) -> str:
         """The text of token ids, special tokens included."""

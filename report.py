@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -15,7 +16,7 @@ from config import Config
 from methods import rewards_of
 from models import Policy
 from related.rs_grpo import CHANNELS, Scoped
-from rollout import Group, Judgement, judge, sample_group, seeded
+from rollout import Group, Judgement, evidence_boxes, judge, sample_group, seeded
 from support import pictures
 from toy import world
 
@@ -116,8 +117,8 @@ def example_of(group: Group, judgement: Judgement, rewards: Tensor, config: Conf
     """A judged group as the pictures show it."""
     j = judgement
     return pictures.Example(
-        group.sample, group.vision.grid, j.masks, j.null_boxes, group.texts,
-        j.correct, j.audited, j.s, j.m, ced.evidence_gate(j.m, config.tau_g), rewards,
+        replace(group.sample, boxes=evidence_boxes(group.sample, config)), group.vision.grid, j.masks, j.null_boxes,
+        group.texts, j.correct, j.audited, j.s, j.m, ced.evidence_gate(j.m, config.tau_g), rewards,
     )  # fmt: skip
 
 

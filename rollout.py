@@ -5,11 +5,13 @@
 Numbers come from `config.Config`.
 """
 
+import contextlib
 import json
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -19,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import answers
+import attribution
 import ced
 import data
 from config import Config
@@ -134,8 +137,16 @@ def flipped(policy: Policy, ids: list[int], span: tuple[int, int] | None) -> tup
         return ids, None
     at = text.lower().index(said)
     other = {"yes": "no", "no": "yes"}[said]
-    other = other.title() if text[at].isupper() else other
-    new = policy.tokenizer(text[:at] + other + text[at + len(said) :], add_special_tokens=False)["input_ids"]
+    return restated(policy, ids, span, text[at : at + len(said)], other.title() if text[at].isupper() else other)
+
+
+def restated(
+    policy: Policy, ids: list[int], span: tuple[int, int], said: str, other: str
+) -> tuple[list[int], tuple[int, int]]:
+    """A response's ids with what its answer said in other words, and the new answer's span. Before and after nothing changes:
+    the span alone, with what its tokens carry besides the answer, is encoded anew."""
+    before, _, after = policy.decode(ids[slice(*span)]).partition(said)
+    new = policy.tokenizer(before + other + after, add_special_tokens=False)["input_ids"]
     return ids[: span[0]] + new + ids[span[1] :], (span[0], span[0] + len(new))
 
 
@@ -192,17 +203,92 @@ def audit_answers(policy: Policy, group: Group, masks: Tensor, config: Config) -
     return s, spans, spans.any(-1)
 
 
-def regions_of(sample: data.Sample, grid: tuple[int, int], config: Config) -> tuple[Tensor, Tensor]:
-    """The audit's token masks (1 + K, N) on a grid, and the boxes of the null regions that have some: drawn once a sample."""
-    where = seeded(config.seed, "regions", sample.id)
-    return ced.audit_regions(torch.tensor(sample.boxes), sample.size, grid, config.k, config.max_iou, where)
+def right_rows(policy: Policy, group: Group) -> tuple[Tensor, Tensor]:
+    """The right answer after each chain of thought of a group: ids (rows, T), and which of them are its tokens (rows, T) bool.
+
+    A right answer keeps the tokens that it was sampled in; a wrong one gives way to the right one, as the tokenizer encodes it.
+    A response without an answer has no place for one; if none has, the right answer follows the prompt directly.
+    """
+    sample, rows, spans = group.sample, [], []
+    for ids, span, text in zip(group.responses.ids.tolist(), group.spans, group.texts):
+        if span and not answers.is_correct(text, sample.answer, sample.kind):
+            ids, span = restated(policy, ids, span, answers.answer_text(text), sample.answer)
+        if span:
+            rows.append(ids[: span[1]])
+            spans.append(span)
+    if not rows:
+        text = f"{answers.OPEN} {sample.answer} {answers.CLOSE}"
+        rows = [policy.tokenizer(text, add_special_tokens=False)["input_ids"]]
+        spans = [answers.answer_span(rows[0], policy.decode)]
+    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=policy.pad_id)
+    return ids.to(policy.device), span_mask(spans, ids.shape[1]).to(policy.device)
 
 
-def joint_regions_of(sample: data.Sample, visions: Sequence[Vision], config: Config) -> tuple[Tensor, Tensor]:
-    """`regions_of` over the sample's pages: masks (1 + K, Σ N), all False if no page holds evidence. Of null regions on
-    several pages no boxes are kept, (≤ K, 0, 4): the masks show them."""
-    if isinstance(sample, data.Sample):
-        return regions_of(sample, visions[0].grid, config)
+def score_right(policy: Policy, group: Group, ids: Tensor, spans: Tensor, maps: list[Tensor]) -> Tensor:
+    """log π of `right_rows` under n versions of each of the image's maps, (n, N, D): (n, rows, T), 0 but on the answers."""
+    return policy.log_probs(policy.read(group.prompt, group.visions[0].edited(maps)), ids, 1.0, spans)
+
+
+def eyes(policy: Policy, config: Config) -> contextlib.AbstractContextManager:
+    """Within it, the policy is whoever says where the evidence is: the reference, for a region that followed the policy could
+    be moved by it; or, in the ablation, the policy itself."""
+    return contextlib.nullcontext() if config.evidence == "attributed-policy" else policy.reference()
+
+
+def attributions_of(policy: Policy, group: Group, config: Config) -> Tensor:
+    """What each visual token adds to log π of the right answer, (N,) in nats: integrated gradients, summed over the group.
+
+    The prompt is read once a step of the path, whatever the number of answers; at most `evidence_rows` of these go through the
+    model in one pass.
+    """
+    ids, spans = right_rows(policy, group)
+    maps = [m[0] for m in group.visions[0].features]
+    nothing = [m.float().mean(0) for m in maps]
+    rows = config.evidence_rows or len(ids) * config.evidence_steps
+    total = torch.zeros(len(maps[0]), device=policy.device)
+    with eyes(policy, config):
+        for part in zip(ids.split(rows), spans.split(rows)):
+            score, at_once = partial(score_right, policy, group, *part), max(1, rows // len(part[0]))
+            total += attribution.integrated_gradients(score, maps, nothing, config.evidence_steps, at_once)
+    return total.cpu()
+
+
+def regions_of(policy: Policy, group: Group, config: Config) -> tuple[Tensor, Tensor]:
+    """The audit's token masks (1 + K, N), and the boxes (≤ K, n, 4) of the null regions that are the evidence moved; n = 0
+    where the evidence is tokens. Found once a visit, and the same for all answers of the group.
+
+        boxes              what the data says (`data.evidence_boxes`)
+        attributed         where the right answer comes from, after the group's chains of thought (`attributions_of`)
+        attributed-policy  the same in the eyes of the policy itself: the ablation
+        random             as many tokens as the boxes own, anywhere
+        centre             the paper's last resort, `data.centre_box`
+    """
+    sample, where = group.sample, seeded(config.seed, "regions", group.sample.id)
+    if isinstance(sample, data.PagedSample):
+        return joint_regions(sample, group.visions, config)
+    grid = group.visions[0].grid
+    if config.evidence in ("boxes", "centre"):
+        boxes = torch.tensor(evidence_boxes(sample, config))
+        return ced.audit_regions(boxes, sample.size, grid, config.k, config.max_iou, where)
+    if config.evidence == "random":
+        owned = ced.region_tokens(torch.tensor(sample.boxes), sample.size, grid)
+        evidence = ced.random_tokens(torch.ones_like(owned), int(owned.sum()), where)
+    else:
+        attributions = attributions_of(policy, group, config)
+        most = max(1, int(config.evidence_most * len(attributions)))
+        evidence = attribution.region_of(attributions, config.evidence_mass, config.min_tokens, most)
+    masks, shifts = ced.audit_tokens(evidence, grid, config.k, config.max_overlap, where)
+    return masks, ced.shift_boxes(torch.empty(0, 4), shifts, sample.size, grid)
+
+
+def evidence_boxes(sample: data.Sample, config: Config) -> tuple[tuple[float, float, float, float], ...]:
+    """The boxes that are the evidence of a sample; none where it is tokens."""
+    return {"boxes": sample.boxes, "centre": (data.centre_box(sample.size),)}.get(config.evidence, ())
+
+
+def joint_regions(sample: data.PagedSample, visions: Sequence[Vision], config: Config) -> tuple[Tensor, Tensor]:
+    """`regions_of` over several pages: masks (1 + K, Σ N), all False if no page holds evidence. Of null regions on several
+    pages no boxes are kept, (≤ K, 0, 4): the masks show them."""
     boxes = [torch.tensor(page.boxes).view(-1, 4) for page in sample.pages]
     pages = [(page.size, vision.grid) for page, vision in zip(sample.pages, visions)]
     if not any(map(len, boxes)):
@@ -216,7 +302,7 @@ def joint_regions_of(sample: data.Sample, visions: Sequence[Vision], config: Con
 def judge(policy: Policy, group: Group, config: Config) -> Judgement:
     """R_ans and the audit of a group: K non-evidence regions, and Eqs. 1–3 on every answer."""
     sample = group.sample
-    masks, nulls = joint_regions_of(sample, group.visions, config)
+    masks, nulls = regions_of(policy, group, config)
     if masks.any():
         s, spans, audited = audit_answers(policy, group, masks, config)
     else:  # nothing on these pages decides the answer, and nothing is to be audited

@@ -250,6 +250,26 @@ def risk_coverage(curves: dict[str, np.ndarray]) -> plt.Figure:
     return figure
 
 
+def attributions(examples: Sequence[Example], found: Sequence[Tensor]) -> plt.Figure:
+    """One row a group: the image, what each visual token adds to log π of the right answer (N,), the evidence region that this
+    makes with its nulls, and their s for one answer, a right one if there is any."""
+    figure, axes = plt.subplots(len(examples), 4, figsize=(16, 3.6 * len(examples)), squeeze=False, layout="constrained")
+    for (plain, heat, regions, bars), example, nats in zip(axes, examples, found):
+        image, (width, height) = data.open_image(example.sample.image), example.sample.size
+        plain.imshow(image)
+        plain.set_title(fill(example.sample.question, width=40), fontsize=9, parse_math=False)
+        heat.imshow(image.convert("L"), cmap="gray")
+        most, extent = float(nats.abs().max()) or 1.0, (-0.5, width - 0.5, height - 0.5, -0.5)
+        drawn = heat.imshow(nats.view(example.grid), cmap="PuOr_r", vmin=-most, vmax=most, alpha=0.65, extent=extent)
+        figure.colorbar(drawn, ax=heat, shrink=0.8).ax.tick_params(labelsize=7)
+        heat.set_title(f"what speaks for \u201c{example.sample.answer}\u201d (nats)", fontsize=9, parse_math=False)
+        for axis in (plain, heat):
+            axis.set_axis_off()
+        draw_regions(regions, example)
+        draw_sensitivities(bars, example, int((example.audited * (1 + 1 * example.correct)).argmax()))
+    return figure
+
+
 def one_audit(example: Example) -> plt.Figure:
     """The regions of one question, and s, m, g and R of its one answer."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")

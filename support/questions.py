@@ -24,7 +24,8 @@ def load_samples(
     """Training samples, of config.families, and the held-out splits by name, of all. The toy world is drawn into scratch.
     Prints every count."""
     families = families_of(config)
-    filters = (policy.grid, config.min_area, config.max_area, config.min_tokens)
+    by_boxes = config.evidence in ("boxes", "random")  # which owns as many tokens as they do
+    filters = (policy.grid, config.min_area, config.max_area, config.min_tokens, by_boxes)
     if config.data == "toy":
         folders = world.draw_world(scratch, seed=0)
         splits = {name: data.load(folder, *filters) for name, folder in folders.items()}

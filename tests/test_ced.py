@@ -186,6 +186,34 @@ def test_evidence_that_covers_everything_is_refused():
         ced.audit_regions(torch.tensor([[0.0, 0, 84, 84]]), (84, 84), (6, 6), 3, 0.05, seeded())
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_nulls_of_tokens_are_the_tokens_elsewhere(seed):
+    """Every place by loops; all of them are drawn before any random tokens stand in."""
+    draw, generator = random.Random(seed), seeded(seed)
+    rows, columns = grid = draw.randint(2, 9), draw.randint(2, 9)
+    evidence = torch.rand(rows * columns, generator=generator) < draw.choice([0.05, 0.2, 0.5])
+    evidence[draw.randrange(rows * columns)] = True
+    evidence[draw.randrange(rows * columns)] = False
+    if not evidence.any():
+        evidence[0] = True
+    tokens, overlap = {divmod(int(i), columns) for i in evidence.nonzero()}, draw.choice([0.0, 0.1, 1.0])
+    expected = set()
+    for down in range(-rows, rows + 1):
+        for right in range(-columns, columns + 1):
+            moved = {(r + down, c + right) for r, c in tokens}
+            on_grid = all(0 <= r < rows and 0 <= c < columns for r, c in moved)
+            if (down, right) != (0, 0) and on_grid and len(moved & tokens) <= overlap * len(tokens):
+                expected.add((down, right))
+    masks, shifts = ced.audit_tokens(evidence, grid, len(expected) + 2, overlap, generator)
+    assert set(map(tuple, shifts.tolist())) == expected and len(shifts) == len(expected)
+    assert torch.equal(masks[0], evidence)
+    for mask, (down, right) in zip(masks[1:], shifts.tolist()):
+        assert {divmod(int(i), columns) for i in mask.nonzero()} == {(r + down, c + right) for r, c in tokens}
+    free = int((~evidence).sum())
+    for stand_in in masks[len(shifts) + 1 :]:
+        assert not (stand_in & evidence).any() and int(stand_in.sum()) == min(free, len(tokens))
+
+
 # ── Eq. 1 ──
 @pytest.mark.parametrize("kind", ced.INTERVENTIONS)
 def test_eq1_leaves_every_other_token_bit_equal(kind):

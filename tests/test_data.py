@@ -111,6 +111,17 @@ def test_presence_keeps_every_region_that_leaves_something_to_compare_it_with(tm
     assert counts["presence: dropped, fewer than 1 visual tokens or all of them"] == 1
 
 
+def test_records_without_a_box_are_counted_and_where_the_evidence_is_found_no_box_is_looked_at(tmp_path):
+    bare = {key: value for key, value in OWN.items() if key != "target_bbox"}
+    path = jsonl(tmp_path, OWN, bare, bare | {"target_bbox": [0, 0, 3, 3]}, bare | {"metadata": {"bbox": None}})
+    samples, counts = data.load(path, *FILTERS)
+    said = "attribute: without a box, audited at the image's centre (--evidence attributed needs no box)"
+    assert counts[said] == 2 and [s.id for s in samples] == ["line-1", "line-2", "line-4"]
+    assert samples[1].boxes == (data.centre_box(samples[1].size),)
+    samples, counts = data.load(path, *FILTERS, by_boxes=False)
+    assert len(samples) == 4 and dict(counts) == {"attribute: asked": 4}
+
+
 def test_priority_chain():
     record = {"id": "x", "size": (100, 200)}
     assert data.evidence_boxes(record) == [pytest.approx((32.5, 65, 35, 70))]
