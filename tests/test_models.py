@@ -146,6 +146,25 @@ def test_drawn_tokens_follow_the_distribution():
     assert models.draw(p.log()[None], torch.ones(1)).item() == 3
 
 
+def test_a_bfloat16_model_scores_in_float32_what_it_samples():
+    """log π against a float64 head on the same hidden states; a head that rounds its logits is a hundred times further off."""
+    policy = random_policy("qwen2_5_vl", layers=1)
+    policy.model.to(torch.bfloat16)
+    with torch.no_grad():
+        policy.head.weight *= 20  # logits of up to 10 or so, as trained models have
+        vision = policy.encode(random_image(90, 60))
+        prefix = policy.read(policy.prompt(QUESTION, vision.features[0].shape[1]), vision)
+        drawn = policy.sample(prefix, 4, 6, 1.0, [torch.Generator().manual_seed(3)])
+        again = policy.log_probs(prefix, drawn.ids, 1.0)[0]
+        hidden = policy.states(prefix.fork(torch.zeros(4, dtype=torch.long)), drawn.ids)
+        logits = [(hidden.to(d) @ policy.head.weight.to(d).T).double() for d in (torch.float64, torch.bfloat16)]
+        exact, rounded = (x.log_softmax(-1).gather(-1, drawn.ids[..., None])[..., 0] for x in logits)
+    assert again.dtype == torch.float32 and (again - exact)[drawn.mask].abs().max() < 1e-5
+    assert (rounded - exact)[drawn.mask].abs().max() > 1e-3
+    first = drawn.log_probs[:, 0], again[:, 0]  # later tokens are read one by one or together, which bfloat16 rounds otherwise
+    torch.testing.assert_close(*first, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_token_log_prob_and_its_gradient_are_autograds(temperature):
     draw = torch.Generator().manual_seed(0)
