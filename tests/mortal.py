@@ -2,8 +2,8 @@
 
     MORTAL='[["audit", 1, 3, "kill"], ...]' MORTAL_LOG=ends.txt torchrun … tests/mortal.py <flags of train.py>
 
-The first entry that has not happened is what this start of the workers meets: here, rank 1 is killed when it is in the phase for
-the 3rd time. What has happened is a line of the log. It can be kill (SIGKILL), stop (SIGSTOP), memory, input or a bug. Not
+The first entry that has not happened is what this start of the workers meets: here, rank 1 is killed when it is in the phase
+for the 3rd time. What has happened is a line of the log. It can be kill (SIGKILL), stop (SIGSTOP), memory, input or a bug. Not
 collected by pytest.
 """
 
