@@ -68,7 +68,8 @@ def waits(seconds: Sequence[dict[str, float]]) -> dict:
 
 def mean_idle(out: Path) -> float:
     """The mean over a run's steps of the share of time that its ranks waited for the slowest."""
-    return fmean(json.loads(line)["idle"] for line in (out / "log.jsonl").open())
+    rows = [json.loads(line) for line in (out / "log.jsonl").open()]
+    return fmean(row["idle"] for row in rows if "idle" in row)  # rows of older code have none
 
 
 def tells_apart(texts: Sequence[str], rewards: Tensor) -> bool:

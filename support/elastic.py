@@ -69,10 +69,10 @@ def begun(out: Path, required: bool) -> tuple[Config | None, int]:
 
 def take_over(out: Path, asked: dict[str, Any]) -> None:
     """Gives rank 0 the run of the host that is furthest, if that is another: torchrun numbers hosts anew when one comes or
-    goes. Directories of other runs do not count."""
+    goes. Directories of other runs do not count; one on rank 0 stays as it is, and is refused."""
     steps = ranks.gather([progress(out, asked) if ranks.local() == 0 else -1])
-    keeper = steps.index(max(steps))
-    if steps[keeper] == steps[0]:
+    keeper, occupied = steps.index(max(steps)), ranks.first(lambda: steps[0] < 0 and (out / "config.json").is_file())
+    if steps[keeper] == steps[0] or occupied:
         return
     content = ranks.first(lambda: {n: (out / n).read_bytes() for n in KEPT if (out / n).is_file()}, source=keeper)
     if ranks.rank() == 0:

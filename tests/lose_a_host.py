@@ -41,7 +41,7 @@ class Host:
         self.jobs += 1
         torchrun = ["-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", str(processes),
                     "--rdzv-id", str(port), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}",
-                    "--rdzv-conf", "last_call_timeout=3", "--max-restarts", "0" if nodes == "2" else "3"]  # fmt: skip
+                    "--max-restarts", "0" if nodes == "2" else "3"]  # fmt: skip
         out = (self.folder / f"{self.jobs}.txt").open("w")
         return subprocess.Popen([sys.executable, *torchrun, train.__file__, *SHORT, *flags], cwd=self.folder, stdout=out,
                                 stderr=out, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True)  # fmt: skip

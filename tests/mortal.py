@@ -1,9 +1,10 @@
 """train.py with one process that meets an error, or its end: what kill_elastic.py and lose_a_host.py start with torchrun.
 
-    MORTAL='[["audit", 1, 3, "kill"], ...]' torchrun … tests/mortal.py <flags of train.py>
+    MORTAL='[["audit", 1, 3, "kill"], ...]' MORTAL_LOG=ends.txt torchrun … tests/mortal.py <flags of train.py>
 
-Entry i of the list is for the i-th start of the workers: rank 1 ends when it is in the phase for the 3rd time. Not collected by
-pytest. What happens: kill (SIGKILL), stop (SIGSTOP), memory, input, bug.
+The first entry that has not happened is what this start of the workers meets: here, rank 1 is killed when it is in the phase
+for the 3rd time. What has happened is a line of the log. It can be kill (SIGKILL), stop (SIGSTOP), memory, input or a bug. Not
+collected by pytest.
 """
 
 import json
@@ -25,6 +26,7 @@ from config import InputError  # noqa: E402
 from models import Policy  # noqa: E402
 from support import checkpoint, elastic, ranks  # noqa: E402
 
+LOG = Path(os.environ.get("MORTAL_LOG", "ends.txt"))
 PHASES: dict[str, list[tuple[Any, str]]] = {  # where a phase begins: functions, by the module that calls them
     "start": [(elastic, "settle")],
     "evaluation before": [(train, "measure_base")],
@@ -59,7 +61,8 @@ def at(function: Callable, phase: str, n: int, what: str) -> Callable:
         if phase == "between renames" and args[0].name != checkpoint.CHECKPOINT:
             calls.pop()
         elif len(calls) == n:
-            print(f"mortal: rank {ranks.here()[0]}, {phase}, call {n}: {what}", file=sys.stderr, flush=True)
+            with LOG.open("a") as log:
+                log.write(f"rank {ranks.here()[0]}, {phase}, call {n}: {what}\n")
             happen(what)
         return function(*args, **more)
 
@@ -68,9 +71,9 @@ def at(function: Callable, phase: str, n: int, what: str) -> Callable:
 
 def main() -> int:
     """Prepares this start's end, and trains."""
-    plan, start = json.loads(os.environ.get("MORTAL", "[]")), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    if start < len(plan) and plan[start]:
-        phase, rank, n, what = plan[start]
+    plan, happened = json.loads(os.environ.get("MORTAL", "[]")), LOG.read_text().count("\n") if LOG.is_file() else 0
+    if happened < len(plan):
+        phase, rank, n, what = plan[happened]
         if rank == int(os.environ.get("RANK", "0")):
             for owner, name in PHASES[phase]:
                 setattr(owner, name, at(getattr(owner, name), phase, n, what))

@@ -117,6 +117,15 @@ def test_the_first_rank_takes_the_run_over_from_the_host_that_is_furthest(tmp_pa
     for name in ("config.json", "state.pt", "log.jsonl"):
         assert (tmp_path / "0" / "x" / name).read_bytes() == (tmp_path / "1" / "x" / name).read_bytes()
     assert load_config(tmp_path / "2" / "x").seed == 9
+    content = (tmp_path / "0" / "x" / "config.json").read_bytes()
+
+    def other(rank: int) -> int:  # rank 0 holds another run than the one that hosts 1 and 2 might both be taken for
+        os.chdir(tmp_path / str(rank))
+        os.environ["LOCAL_RANK"] = "0"
+        return ranks.command("x.py", lambda: elastic.settle(given | {"seed": 9}, elastic.HERE) and 0)
+
+    assert forked(3, tmp_path, other) == [2, 2, 2] and (tmp_path / "0" / "x" / "config.json").read_bytes() == content
+    assert "x.py: --out x: holds a run of another configuration (seed 0, not 9)" in (tmp_path / "0.err").read_text()
 
 
 DIFFER = {
