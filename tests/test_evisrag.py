@@ -62,10 +62,11 @@ def test_a_judge_errs_about_one_channel_and_the_same_way_again():
 def study(tmp_path, monkeypatch, few_resamples):
     """A study that is as small as it gets."""
     monkeypatch.setattr(evisrag, "QUICK", {"steps": 2, "prompts_per_step": 1, "group_size": 3, "max_new_tokens": 12})
-    monkeypatch.setattr(evisrag, "BOOKS", {"train": 6, "test": 6, "retriever": 24})
+    monkeypatch.setattr(evisrag, "BOOKS", {"train": 6, "test": 6, "retriever": 6})
     for name, n in {"TRAINED": 24, "TESTED": 24, "RETRIEVED": 12, "RETRIEVER_UPDATES": 6, "AUDITED": 6, "QUERIES": 2}.items():
         monkeypatch.setattr(evisrag, name, n)
     monkeypatch.setattr(evisrag.retrieve, "QUERIES", 2)
+    monkeypatch.setattr(evisrag.retrieve, "LIBRARIES", 1)
     return Study(tmp_path, quick=True)
 
 
@@ -84,10 +85,10 @@ def test_parts_are_made_once_and_told(study, tmp_path, capsys, monkeypatch):
     known = dict(METHODS)
     monkeypatch.setattr(methods, "METHODS", known)
     monkeypatch.setattr(evisrag, "METHODS", known)
-    flags = ["--quick", "--out", str(tmp_path), "--seeds", "0", "--runs", "rs", "generic"]
+    flags = ["--quick", "--out", str(tmp_path), "--seeds", "0", "--runs", "rs", "mixed"]
     assert evisrag.main(flags) == 0
     first = capsys.readouterr().out
-    for part in ("## retrieval", "| chance | 0.056 | 0.167 |", "## whose tokens look", "| rs | 0 |", "| rs − generic |"):
+    for part in ("## retrieval", "| chance | 0.056 | 0.167 |", "## whose tokens look", "| rs | 0 |", "| rs − mixed |"):
         assert part in first
     assert (tmp_path / "evisrag.png").is_file()
     monkeypatch.setattr(evisrag.train, "train", None)
