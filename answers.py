@@ -124,6 +124,7 @@ _REWRITTEN = [(re.compile(pattern), new) for pattern, new in [
     (r"\\boxed\b", " answer: "),
     (r"\\[dt]?frac *\{?(\d+)\}? *\{?(\d+)\}?", r" \1⁄\2"),
     (r"\\(?:times|cdot)\b|\*(?=10\^)", "×"),
+    (r"\\approx\b", "≈"),
     (r"\^?\{?\\(?:circ|degree)\b\}?", "°"),
     (r"(?<=[A-Za-z])_(?=[A-Za-z])", " "),
     (r"\\(?:text|math)[a-z]*|[*_`$\\{}]", ""),
@@ -190,16 +191,16 @@ _VERB = r"(?:is|are|was|were|be|do|does|did|can|could|would|should|will|must|may
 # Where a clause ends: at a mark, or before a word that opens another. "B, not A" and "B rather than A" are two clauses.
 _BREAK = re.compile(rf"""\b{_VERB}(?:\ \w+ly)?\ not\b  # no break: this "not" belongs to its verb
     | (?P<cut>[,;:](?!\d) | \s-+\s | \b(?:but|so(?!\ that)|because|since|which|while|although|though|whereas|therefore|thus
-    |hence|where|when|rather\ than|instead\ of|than|unlike|except|as\ opposed|and\ not|not|nor
+    |hence|where|when|if|given|rather\ than|instead\ of|than|unlike|except|as\ opposed|and\ not|not|nor
     |and(?=\ (?:the|it|this|that|i|we|so|then|thus|therefore|hence)\b))\b)""", re.I | re.X)
 # What a clause that says nothing does: it denies; it quotes; it plans, supposes, considers or asks for more.
-_SILENT = re.compile(r"""\b(?:not|\w+n't|cannot|never|neither|nor|than|unlike|except|instead\ of|opposed|wrong|incorrect|false
+_SILENT = re.compile(rf"""\b(?:not|\w+n't|cannot|never|neither|nor|rather\ than|instead\ of|opposed|unlike|except|wrong|incorrect|false
     |undefined|impossible|unlikely|unclear|unknown|unable|sorry|rul\w+\ out|(?:is|are)\ out|tempting|(?<!no\ )doubt
-    |(?:exclude|eliminate|discard|reject|dismiss)[sd]?
-    |thought|(?<!'d\ )(?<!would\ )(?<!let's\ )says?|said|(?:sign|text|label|caption)\w*\ .{0,60}reads?|labell?ed|mention\w*
+    |(?:exclude|eliminate|discard|reject|dismiss)[sd]?|than\W+(?:\w+\W+){{0,2}}[{_ANY}]
+    |thought|(?<!'d\ )(?<!would\ )(?<!let's\ )says?|said|(?:sign|text|label|caption)\w*\ .{{0,60}}reads?|labell?ed|mention\w*
     |let\ me|let\ us|let's(?!\ (?:go|say|pick|choose))|(?:i|we)(?:\ will|'ll)(?!\ (?:go|say|pick|choose|select|answer))
     |first,?\ (?:i|we)|to\ (?:find|check|see|solve|determine|verify|decide)|if|suppose|assum\w+|given|consider\w*|look\ at
-    |(?:i|we)(?:\ would|'d)?\ need|please)\b | 不|没|错""", re.I | re.X)
+    |(?:i|we)(?:\ would|'d)?\ need|please)(?!\w) | 不|没|错""", re.I | re.X)
 # A silent clause of this form, if it names no value, is said of what stands before it: "B, a dog, does not fit".
 _OF_THE_ABOVE = re.compile(rf"""\W*(?:(?:and|but)\ )?(?:{_VERB}|\w+n't|cannot|seems|looks|wrong|incorrect|false)\b
     | (?::|\s-+)\s*not\b""", re.I | re.X)
@@ -272,12 +273,8 @@ _ANSWER = rf"""(?:\b(?:ans(?:wer)?(?!\ (?:choices|options))|solution|response|co
     |risposta|resposta|ответ)\b|答案|选项|答え|正解|정답|답)(?:{_GAP}{_IS})?
     |\b(?:result|option|choice|selection|guess|pick|vote|letter|match|final\ \w+|(?:one|option|choice)\ (?:that|which))\b
      {_GAP}{_IS}"""
-_STATED = {
-    "yesno": _cue(_ANSWER),
-    "mcq": _cue(_ANSWER + r"""|\b(?:choose|choosing|chose|pick|select|selecting|go(?:ing)?\ (?:with|for)|opt\ for|settle\ on
-        |conclude|vote\ is\ for|(?:'d|would|let's)\ say)\b|选择?"""),
-    "count": _cue(_ANSWER + rf"|\b(?:total|sum|(?<!i\ )count|tally|number)\b{_GAP}(?:{_IS}|\bof\b)"),
-}
+_STATED = _cue(_ANSWER + r"""|\b(?:i|we|let's)(?:'\w+)?\ (?:\w+\ ){0,3}(?:choose|chose|pick|select|go(?:ing)?\ (?:with|for)|opt\ for
+    |settle\ on|conclude|say)\b|\b(?:vote\ is\ for|would\ say)\b|选择?""")
 
 _MARKS = rf"[^\w.!?\n{_ANY}]*"
 _ALONE = re.compile(rf"(?:^|(?<=[.!?]\ )){_LEAD}(?=[{_ANY}]+{_MARKS}(?:[.!]|$))", re.I | re.M | re.X)
@@ -290,14 +287,15 @@ _THUS = r"\b(?:so|therefore|thus|hence)\b|[→∴]|=>|所以|因此|故"
 _RIGHT = r"""\W*(?:(?:\b(?:is|are|was|seems|looks|appears|(?:would|must|should|will|has\ to)\ be)(?:\ to\ be)?
     (?:\ (?:also|clearly|definitely|indeed|then|most|likely|probably|the|my|our|only|best|more|a))*
     \ (?:correct|right|answer|best|true|appropriate|accurate|suitable|one|choice|total|likely|what\ i)
-    |\b(?:fits|matches|remains|it\ is|works|right|correct|in\ total|total|in\ all|altogether))\b|(?:选?项)?是?(?:正确|对))"""
+    |\b(?:fits|matches|remains|it\ is|works|in\ total|total|in\ all|altogether)|[-:]\ (?:right|correct))\b|(?:选?项)?是?(?:正确|对))"""
 # A conclusion in one clause: what leads to the value, and what follows it.
 _CONCLUSIONS = [(cue, re.compile(after, re.I | re.X)) for cue, after in [
     (_cue(rf"""{_THUS}|\b(?:then|but|and|leav(?:es|ing)(?:\ us\ with)?|left\ with|remains|makes\ it|looks\ like
-        |(?:it|this|that|which|one|match|fit|object|image|picture)(?:\ is|'s)
+        |(?:it|this|(?<!,\ )that|which|one|match|fit|object|image|picture)(?:\ is|'s)
         |(?:must|has\ to|have\ to|should|would|can\ only|will)\ be)\b|为|是"""),
      rf"{_RIGHT}|\W*(?:\Z|[.,;:!?\n]|\b(?:because|since|as|for|which|and|but|given|then)\b)"),
     (_cue(rf"^|[.,;:!?]|{_THUS}|\b(?:then|but|and|that|only|i\ (?:think|believe|guess))\b"), _RIGHT),
+    (_cue(rf"\b(?:total|sum|(?<!i\ )count|tally|number)\b{_GAP}(?:{_IS}|\bof\b)"), ""),
     (_cue("[,;:]", LETTER), r"[^\w,;:]*(?:[.!\n]|\Z)"),  # "By elimination, B."
 ]]
 _ADDS_UP = re.compile(rf"""{_THUS}|\b(?:altogether|in\ total|in\ all|total|overall|makes?|making|equals?|gives?|giving
@@ -352,7 +350,7 @@ def _readings(kind: str, reply: _Reply) -> Iterator[tuple[str, frozenset]]:
     whole = _WHOLE.match(reply.masked)
     if whole and (kind == "count" or not whole["unit"]):
         yield "whole", reply.runs[whole.start("value")].values
-    for run in reply.led_to(_STATED[kind])[-1:]:
+    for run in reply.led_to(_STATED)[-1:]:
         yield "stated", run.values
     yield "alone", _only(reply.led_to(_ALONE) + reply.led_to(_OPENS))
     yield "concluded", _concluded(reply)
@@ -388,12 +386,12 @@ _NO_ONES = (r"(?<=there are )no(?= (?!other|more|further|way|image|picture|photo
 _NUMBER = re.compile(rf"(?m){_DIGITS}|(?i:{_SPELLED}|{_NO_ONES})|\b(?:{'|'.join(_ROMAN)})\b(?=\W*\Z)(?<!\w\W.)")
 # Words around a number, <here>, that make it a label, a bound, a doubt, a part ("there are 5 of them" is none) or a pronoun.
 _COUNTS_NOTHING = re.compile(r"""\b(?:step|nos?\.?|figure|fig\.|table|question|image|page|row|column|line|item|equation|phase
-    |case|at\ least|at\ most|up\ to|over|under|above|below|beyond|exceeds|(?:max|min)imum\ of)\ <
+    |case|at\ least|at\ most|up\ to|over|under|above|below|beyond|exceeds|(?:max|min)imum\ of|than)\ <
     | >\ ?%\ (?:sure|certain|confident) | >\ (?:\w+\ )?or\ (?:more|less|fewer)\b
     | (?<!are\ )<(?!none>)[^>]*>\ of\ (?:them|these|those|which|whom|the)\b
     | \b(?:the|this|that|each|every|any|which|another|other|some|by|first|second|third|last|next)\ (?:\w+\ )?<one>
     | <one>\ (?:by|cannot|can|could|may|might|must|should|would|another|moment|second|minute|side|hand)\b""", re.I | re.X)
-_SUM = re.compile(r"(?<![-+×*/÷\w.,°%])(?<![-+×*/÷] )(?:-?[\d.,]{1,20}[°%]? ?[-+×*/÷] ?)+-?[\d.,]{1,20}[°%]? ?(?==)")
+_SUM = re.compile(r"(?<![-+×*/÷\w.,°%])(?<![-+×*/÷] )(?:-?[\d.,]{1,20}[°%]?(?: [A-Za-z]{1,12})? ?[-+×*/÷] ?)+-?[\d.,]{1,20}[°%]?(?: [A-Za-z]{1,12})? ?(?==)")
 
 
 def _numbers(text: str) -> Iterator[_Run]:
@@ -516,10 +514,11 @@ def _is_operand(tokens: Sequence[_Token], i: int, j: int) -> bool:
     def ends(token: _Token) -> bool:
         return len(token.word) == 1 or token.word[-1].isdigit()
 
-    nothing = _Token(" ", 0, 0)
-    before, after = tokens[i - 1] if i else nothing, tokens[j] if j < len(tokens) else nothing
+    before, after = (tokens[k] if 0 <= k < len(tokens) else _Token(" ", -1, -1) for k in (i - 1, j))
     minus = before.word == "-" and (before.stop == tokens[i].start or i > 1 and ends(tokens[i - 2]))
-    return ends(tokens[i]) and (minus or before.word in "+*/⁄^<>≤≥×÷") or ends(tokens[j - 1]) and after.word in "+*/⁄^<>≤≥×÷=-"
+    times = after.start == tokens[j - 1].stop  # "2π"
+    return (ends(tokens[i]) and (minus or before.word in "+*/⁄^<>≤≥×÷")
+            or ends(tokens[j - 1]) and (times or after.word in "+*/⁄^<>≤≥×÷=-"))
 
 
 def _texts_in(text: str, options: dict[str, str]) -> Iterator[_Run]:
@@ -579,8 +578,8 @@ def read(text: str, kind: str, options: dict[str, str] | None = None) -> Reading
     if kind == "word":
         word = normalize_word(text)
         return Reading(word, "whole") if word else Reading(None, "")
-    if kind not in _STATED:
-        raise ValueError(f"unknown kind {kind!r}; expected one of {sorted([*_STATED, 'word'])}")
+    if kind not in ("count", "mcq", "yesno"):
+        raise ValueError(f"unknown kind {kind!r}; expected one of count, mcq, word, yesno")
     if kind == "mcq" and not (options and all(re.fullmatch("[A-Z]", letter) for letter in options)):
         raise ValueError(f"kind 'mcq' needs options, a dict of capital letter -> text, got {options!r}")
     text = _SUM.sub("", _clean(text)) if kind == "count" else _clean(text)
