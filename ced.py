@@ -1,11 +1,12 @@
 """Counterfactual Evidence Disentanglement (CED): Eqs. 1–5 of Evidence-RL (arXiv 2608.08021), as pure functions.
 
 Question: does the likelihood of an answer y fall more when the visual tokens of the Evidence Region Ω_ev are replaced by
-their neighbours' mean than when K area-matched other regions are? The answer to that question is the margin m.
+their neighbours' mean than when those of K other regions, of exactly as many tokens, are? The answer is the margin m.
 
     symbol      code name            shape          where in the paper
     Ω_ev, Ω_k   boxes                (n, 4)         3.1; A.2. n boxes (x, y, width, height) in pixels make one region
     T(Ω)        region_tokens        (N,) bool      3.1; A.2. visual tokens of a region, after spatial merging
+    Ω_1 … Ω_K   non_evidence_shifts  (S, 2)         A.2. K of the S places that the evidence can be moved to, in whole tokens
     h, h̃        tokens, intervene    (N, D)         Eq. 1. the vision encoder's output, before and after the edit
     s(Ω)        sensitivity          (R, G, T)      Eq. 2. one row a region, row 0 is Ω_ev
     m           evidence_margin      (G,)           Eq. 3. in (−1, 1); positive: the answer depends on the evidence
@@ -24,6 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 INTERVENTIONS = ("mean", "zero", "noise")
+# How far outside the image, as a share of its side, a box still counts as inside: a far edge, the sum of two coordinates in
+# float32, is off by at most 1.2e-7 of it, and a box that touches the border must not lose its places to rounding.
+EDGE = 1e-6
 
 
 # ── regions ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -47,11 +51,12 @@ def region_tokens(boxes: Tensor, image_size: tuple[int, int], grid: tuple[int, i
 
 
 def box_iou(a: Tensor, b: Tensor) -> Tensor:
-    """Intersection over union of every box of a (n, 4) with every box of b (m, 4), both (x, y, width, height): (n, m)."""
-    low = torch.maximum(a[:, None, :2], b[None, :, :2])
-    high = torch.minimum((a[:, :2] + a[:, 2:])[:, None], (b[:, :2] + b[:, 2:])[None])
-    overlap = (high - low).clamp(min=0).prod(-1)  # (n, m)
-    return overlap / (a[:, 2:].prod(-1)[:, None] + b[:, 2:].prod(-1)[None] - overlap)
+    """Intersection over union of boxes (x, y, width, height), (…, 4) and (…, 4), which broadcast against each other."""
+    (ax, ay, aw, ah), (bx, by, bw, bh) = a.unbind(-1), b.unbind(-1)
+    across = torch.minimum(ax + aw, bx + bw) - torch.maximum(ax, bx)
+    down = torch.minimum(ay + ah, by + bh) - torch.maximum(ay, by)
+    overlap = across.clamp(min=0) * down.clamp(min=0)
+    return overlap / (aw * ah + bw * bh - overlap)
 
 
 def union_area(boxes: Tensor) -> float:
@@ -64,57 +69,63 @@ def union_area(boxes: Tensor) -> float:
     return float(ys.diff() @ covered @ xs.diff())
 
 
-def non_evidence_boxes(
-    boxes: Tensor, image_size: tuple[int, int], k: int, max_iou: float, tries: int, generator: torch.Generator
-) -> Tensor:
-    """Ω_1 … Ω_k: the evidence boxes (n, 4) moved together to k random places, (≤ k, n, 4): A.2.
+def shift_boxes(boxes: Tensor, shifts: Tensor, image_size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+    """Boxes (n, 4) moved together by each shift (Δrow, Δcolumn) of (S, 2), in whole tokens: (S, n, 4) in pixels, float64."""
+    (width, height), (rows, columns) = image_size, grid
+    pixels = shifts.flip(-1) * torch.tensor([width / columns, height / rows], dtype=torch.float64)  # (Δx, Δy)
+    return boxes.double() + F.pad(pixels, (0, 2))[:, None]
 
-    All n boxes of a region get the same shift, wrapped around the image, so sizes and arrangement match the evidence. A
-    place counts if every moved box lies inside the image and has IoU ≤ max_iou with every evidence box. Fewer than k
-    regions come back if `tries` shifts do not find them.
+
+def shift_tokens(mask: Tensor, shifts: Tensor, grid: tuple[int, int]) -> Tensor:
+    """The tokens of a mask (N,) moved by each shift (Δrow, Δcolumn) of (S, 2) that keeps them on the grid: masks (S, N)."""
+    row, column = (mask.view(grid).nonzero() + shifts[:, None]).unbind(-1)  # each (S, |T(Ω)|)
+    return mask.new_zeros(len(shifts), len(mask)).scatter_(1, row * grid[1] + column, True)
+
+
+def non_evidence_shifts(boxes: Tensor, image_size: tuple[int, int], grid: tuple[int, int], max_iou: float) -> Tensor:
+    """Every place that a non-evidence region can have: all shifts (Δrow, Δcolumn) in whole tokens, (S, 2), of the evidence
+    boxes (n, 4) that leave each box inside the image and at IoU ≤ max_iou with each evidence box (A.2).
+
+    The edit happens on tokens, so it is tokens that must match: moved by whole ones, a region keeps its place relative to the
+    grid, and with it exactly as many of them. Shifts that differ give token sets that differ.
     """
-    size = torch.tensor(image_size, dtype=torch.float64)
-    boxes, placed = boxes.double(), []
-    for _ in range(tries):
-        if len(placed) == k:
-            break
-        shift = torch.rand(2, generator=generator, dtype=torch.float64) * size
-        corner = (boxes[:, :2] + shift) % size
-        moved = torch.cat([corner, boxes[:, 2:]], dim=1)
-        if (corner + boxes[:, 2:] <= size).all() and box_iou(moved, boxes).max() <= max_iou:
-            placed.append(moved)
-    return torch.stack(placed) if placed else boxes.new_empty(0, *boxes.shape)
+    boxes, size, (rows, columns) = boxes.double(), torch.tensor(image_size, dtype=torch.float64), grid
+    tokens = region_tokens(boxes, image_size, grid).view(grid).nonzero()  # (row, column) of each evidence token
+    (top, left), (bottom, right) = tokens.amin(0).tolist(), tokens.amax(0).tolist()
+    down, across = torch.arange(-top, rows - bottom), torch.arange(-left, columns - right)
+    shifts = torch.cartesian_prod(down, across)  # (S, 2): all that keep T(Ω_ev) on the grid
+    moved = shift_boxes(boxes, shifts, image_size, grid)  # (S, n, 4)
+    low, high = moved[..., :2], moved[..., :2] + moved[..., 2:]  # corners, each (S, n, 2)
+    inside = ((low >= -EDGE * size) & (high <= (1 + EDGE) * size)).flatten(1).all(1)  # (S,)
+    iou = torch.stack([box_iou(moved, box).amax(-1) for box in boxes])  # (n, S)
+    return shifts[inside & (iou <= max_iou).all(0) & shifts.any(1)]  # Ω_ev where it is, is no null region
 
 
 def random_tokens(candidates: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """A random set of at most `count` of the candidate tokens (N,) bool, as a mask (N,). Outside T(Ω_ev) it stands in
-    for a box that could not be placed (A.2); over all tokens it is the global masking control (A.5)."""
+    for a region that has no place (A.2); over all tokens it is the global masking control (A.5)."""
     indices = candidates.nonzero().flatten()
     chosen = indices[torch.randperm(len(indices), generator=generator)[:count]]
     return torch.zeros_like(candidates).index_fill_(0, chosen, True)
 
 
 def audit_regions(
-    boxes: Tensor,
-    image_size: tuple[int, int],
-    grid: tuple[int, int],
-    k: int,
-    max_iou: float,
-    tries: int,
-    generator: torch.Generator,
+    boxes: Tensor, image_size: tuple[int, int], grid: tuple[int, int], k: int, max_iou: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """The token masks (1 + k, N) of an audit, row 0 the evidence, and the non-evidence boxes that could be placed.
+    """The token masks (1 + k, N) of an audit, row 0 the evidence, and the boxes (≤ k, n, 4) of the null regions that have some.
 
-    Rows without a box are random token sets of the evidence's size. Raises ValueError if the evidence covers every token,
-    for then nothing is left to compare it with.
+    Null regions are the evidence at k of its other places, drawn uniformly and without replacement. Where fewer than k exist
+    the last rows are random tokens outside the evidence, as many as it has or, if it owns more than half, all that are left.
+    Raises ValueError if the evidence covers every token, for then nothing is left to compare it with.
     """
     evidence = region_tokens(boxes, image_size, grid)
     if evidence.all():
         raise ValueError(f"the evidence region covers all {evidence.numel()} visual tokens: nothing is left outside it")
-    placed = non_evidence_boxes(boxes, image_size, k, max_iou, tries, generator)
-    masks = [region_tokens(b, image_size, grid) for b in placed]
-    masks += [random_tokens(~evidence, int(evidence.sum()), generator) for _ in range(k - len(placed))]
-    return torch.stack([evidence, *masks]), placed
+    places = non_evidence_shifts(boxes, image_size, grid, max_iou)
+    drawn = places[torch.randperm(len(places), generator=generator)[:k]]
+    stand_ins = [random_tokens(~evidence, int(evidence.sum()), generator) for _ in range(k - len(drawn))]
+    masks = torch.stack([evidence, *shift_tokens(evidence, drawn, grid), *stand_ins])
+    return masks, shift_boxes(boxes, drawn, image_size, grid)
 
 
 # ── Eq. 1: the intervention ─────────────────────────────────────────────────────────────────────────────────────────

@@ -6,7 +6,7 @@ python evaluate.py --run runs/x --benchmarks mathvista mmmu [--source DIR] [--li
 python evaluate.py --backbone qwen2.5-vl-7b --benchmarks mathvista mmmu      the frozen base, in runs/qwen2.5-vl-7b-base
 python evaluate.py --score replies.jsonl --benchmark mmmu [--source DIR]     anybody's replies: a line {"id", "response"} each
 python evaluate.py --compare runs/*            the runs side by side, as Markdown tables; the first is the base of every gain
-python evaluate.py --table3 [...]              trains every method on the embedded world, and compares them: comparison.py
+python evaluate.py --table3 [...]              trains every method on the embedded world, and compares them
 """
 
 import argparse
@@ -17,13 +17,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import comparison
-import harness
-import ranks
-from benchmarks import benchmark
-from data import InputError
+from benchmarks import harness
+from benchmarks.tasks import benchmark
+from config import Config, InputError, flag, load_config
 from rollout import measure
-from train import Config, flag, load_config, load_policy, load_samples
+from studies import comparison
+from support import ranks
+from support.questions import load_samples
+from train import load_policy
 
 
 def evaluate(run: Path, split: str | None, prompts: int | None) -> dict[str, dict[str, dict]]:
@@ -150,7 +151,8 @@ def act(args: argparse.Namespace) -> None:
         ask_benchmarks(args.run, args.backbone, args.benchmarks, asking, args.json)
     else:
         scores = evaluate(args.run, args.split, args.prompts)
-        print(json.dumps(scores) if args.json else table(scores))
+        if ranks.rank() == 0:
+            print(json.dumps(scores) if args.json else table(scores))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,7 +17,6 @@ rewards gives advantage exactly 0: it teaches nothing (but β k3 still acts). σ
 from collections.abc import Sequence
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 
 AVERAGES = ("response", "token")
@@ -99,7 +98,9 @@ def lora_targets(model: nn.Module, layers: int) -> list[str]:
     return [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and any(part in name for part in last)]
 
 
-def add_lora(model: nn.Module, layers: int, rank: int, alpha: int) -> PeftModel:
+def add_lora(model: nn.Module, layers: int, rank: int, alpha: int) -> nn.Module:
     """Injects LoRA (r = rank, scale α / r, no dropout) into the model, in place. B starts at 0: the policy is unchanged."""
+    from peft import LoraConfig, get_peft_model  # here: it takes seconds to import, and `AVERAGES` is read by every program
+
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=lora_targets(model, layers))
     return get_peft_model(model, config)

@@ -12,20 +12,22 @@ the prompt is read once into key-value caches, and everything after that compute
 In training there is one prompt at a time, so nothing is padded, and M-RoPE positions continue where the prompt ended. Only
 benchmarks ask many different questions once each: `compose` places any number of images in a prompt, `read_batch` reads
 several prompts padded on the left, and `likelihoods` scores given continuations of a text. The code is the same for
-Qwen2.5-VL, Qwen3-VL and Qwen3.5; `python models.py` rebuilds the embedded tiny backbone (a small Qwen3-VL).
+Qwen2.5-VL, Qwen3-VL, Qwen3.5 and the embedded tiny backbone (a small Qwen3-VL: toy/backbone.py).
 """
 
 import argparse
 import contextlib
 import copy
-import json
+import hashlib
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,11 +35,21 @@ from peft import PeftModel
 from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    Cache,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 import grpo
-from data import InputError
+from config import InputError, load_config
+
+# PEFT reads an attribute of the model under the name that transformers has given up, once for every adapter.
+warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
 
 TINY = Path(__file__).parent / "assets" / "tiny"
 BACKBONES = {
@@ -69,7 +81,7 @@ class Vision:
 class Prefix:
     """A prompt that has been read: one row a version of its image."""
 
-    cache: object  # the transformers Cache of the prompt, R rows
+    cache: Cache  # of the prompt, R rows
     hidden: Tensor  # (R, D) the last hidden state: it predicts the first response token
     position: Tensor  # (R, 1) the M-RoPE position of the first response token
     mask: Tensor | None = None  # (R, P) 0 where a prompt is padded; None if none is
@@ -86,14 +98,14 @@ class Prefix:
         return Prefix(cache, self.hidden[rows], self.position[rows], mask)
 
 
-def own_states(layer) -> None:
+def own_states(layer: Any) -> None:
     """Makes a copied linear-attention cache layer (Qwen3.5) independent of its original, which keeps states in dicts.
 
     New recurrent states are assigned, not copied into the old tensor, which autograd has saved for the backward pass.
     """
     vars(layer).update({name: dict(value) for name, value in vars(layer).items() if isinstance(value, dict)})
 
-    def assign(states: Tensor, state_idx: int = 0, **_) -> Tensor:
+    def assign(states: Tensor, state_idx: int = 0, **_: Any) -> Tensor:
         layer.recurrent_states[state_idx] = states
         return states
 
@@ -109,14 +121,23 @@ class Responses:
     log_probs: Tensor  # (G, T) float32 log π of each token at the sampling temperature
     unit_log_probs: Tensor  # (G, T) the same at temperature 1, that of the audit
 
+    def split(self, group_size: int) -> list["Responses"]:
+        """The responses of each prompt, cut after the longest of them."""
+        parts = zip(*(x.split(group_size) for x in (self.ids, self.mask, self.log_probs, self.unit_log_probs)))
+        return [Responses(*(x[:, : int(part[1].sum(-1).max())] for x in part)) for part in parts]
+
 
 class Policy:
     """A vision-language model with its tokenizer and image processor. Always in eval mode: there is no dropout."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer, image_processor):
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, image_processor: Qwen2VLImageProcessorPil
+    ) -> None:
         self.model, self.tokenizer, self.image_processor = model.eval().requires_grad_(False), tokenizer, image_processor
+        if model.lm_head.bias is not None:
+            raise InputError("--backbone: expected a language head without a bias; `TokenLogProb` knows none")
         self.trunk, self.head = model.model, model.lm_head  # adapters are injected in place, so these stay valid
-        self.adapter = None
+        self.adapter: PeftModel | None = None
         self.device = model.device
         self.image_token = model.config.image_token_id
         eos = model.generation_config.eos_token_id or model.config.get_text_config().eos_token_id
@@ -125,7 +146,7 @@ class Policy:
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else int(self.eos_ids[0])
 
     @classmethod
-    def load(cls, name: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> "Policy":
+    def load(cls, name: str, device: str = "cpu", dtype: torch.dtype | str = torch.float32) -> "Policy":
         """A backbone by its name in BACKBONES, or from any local directory in transformers format.
 
         Raises InputError for a name that is neither. AutoProcessor is avoided: its video half needs torchvision.
@@ -234,21 +255,26 @@ class Policy:
         return first if ids.shape[1] == 1 else torch.cat([first, self.step(branch, ids[:, :-1], 0)], dim=1)
 
     def sample(
-        self, prefix: Prefix, group_size: int, max_new_tokens: int, temperature: float, generator: torch.Generator | None
+        self, prefix: Prefix, group_size: int, max_new_tokens: int, temperature: float, generators: Sequence[torch.Generator]
     ) -> Responses:
-        """group_size continuations of each row, (R · group_size, T), of at most max_new_tokens; temperature 0 is greedy."""
+        """group_size continuations of each row, (R · group_size, T), of at most max_new_tokens; temperature 0 is greedy.
+
+        generators: one for each of the R rows, so that what a row draws does not depend on the others; none if it is greedy.
+        """
         rows = len(prefix.hidden) * group_size
         ids = torch.full((rows, max_new_tokens), self.pad_id, device=self.device)
         log_probs = torch.zeros(2, *ids.shape, device=self.device)  # at the sampling temperature, and at 1
         with torch.inference_mode():
-            for t, live, token, log_p in self._draw(prefix, group_size, max_new_tokens, temperature, generator):
+            for t, live, token, log_p in self._draw(prefix, group_size, max_new_tokens, temperature, generators):
                 ids[live, t], log_probs[:, live, t] = token, log_p
         mask = grpo.response_mask(ids, self.eos_ids)
         longest = int(mask.sum(-1).max())
         ids, log_probs = ids.where(mask, self.pad_id)[:, :longest], (log_probs * mask)[..., :longest]
         return Responses(ids, mask[:, :longest], *log_probs)
 
-    def _draw(self, prefix: Prefix, group_size: int, max_new_tokens: int, temperature: float, generator) -> Iterator:
+    def _draw(
+        self, prefix: Prefix, group_size: int, max_new_tokens: int, temperature: float, generators: Sequence[torch.Generator]
+    ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
         """Position by position: t, the rows that are drawn (n,), their tokens (n,), and log π of these (2, n), at temperature
         and at 1.
 
@@ -256,14 +282,15 @@ class Policy:
         own random numbers, so that nothing depends on who else is there.
         """
         live = torch.arange(len(prefix.hidden) * group_size, device=self.device)
-        everyone, ended, branch = len(live), torch.zeros_like(live, dtype=torch.bool), prefix.fork(live // group_size)
+        ended, branch = torch.zeros_like(live, dtype=torch.bool), prefix.fork(live // group_size)
         hidden = branch.hidden
         for t in range(max_new_tokens):
             logits = self.head(hidden).float()  # (n, V)
             unit = logits.log_softmax(-1)
             log_p = unit if temperature in (0, 1) else (logits / temperature).log_softmax(-1)
             if temperature:
-                token = draw(log_p, torch.rand(everyone, generator=generator, device=self.device)[live])
+                u = [torch.rand(group_size, generator=generator, device=self.device) for generator in generators]
+                token = draw(log_p, torch.cat(u)[live])
             else:
                 token = log_p.argmax(-1)
             yield t, live, token, torch.stack([x.gather(1, token[:, None])[:, 0] for x in (log_p, unit)])
@@ -348,7 +375,7 @@ class Policy:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def chat_prompt(tokenizer, parts: Sequence[str | int], image_token: int, thinking: bool) -> list[int]:
+def chat_prompt(tokenizer: PreTrainedTokenizerBase, parts: Sequence[str | int], image_token: int, thinking: bool) -> list[int]:
     """Token ids of a chat prompt of texts and images in their order; an image is given by how many visual tokens it has.
 
     thinking matters to templates that know it (Qwen3.5's prompt ends in an open <think>, or else in an empty closed one).
@@ -362,7 +389,7 @@ def chat_prompt(tokenizer, parts: Sequence[str | int], image_token: int, thinkin
     return [token for i in ids for token in [i] * (next(sizes) if i == image_token else 1)]
 
 
-def token_grid(image_processor, size: tuple[int, int]) -> tuple[int, int]:
+def token_grid(image_processor: Qwen2VLImageProcessorPil, size: tuple[int, int]) -> tuple[int, int]:
     """The grid (rows, columns) of visual tokens after merging for an image of size (width, height), without computing it.
 
     Raises InputError for an aspect ratio above 200, the processor's limit.
@@ -374,6 +401,12 @@ def token_grid(image_processor, size: tuple[int, int]) -> tuple[int, int]:
     except ValueError as error:
         raise InputError(f"an image of {size[0]}x{size[1]} pixels: {error}") from error
     return height // cell, width // cell
+
+
+def seeded(*key: object, device: str | torch.device = "cpu") -> torch.Generator:
+    """A generator that is a function of its key alone, e.g. (run seed, step, sample id): never of rank or history."""
+    digest = hashlib.md5(" ".join(map(str, key)).encode()).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 def draw(log_p: Tensor, u: Tensor) -> Tensor:
@@ -393,7 +426,7 @@ class TokenLogProb(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
         logits = F.linear(hidden, weight).float().div_(temperature)  # (n, V)
         chosen, top = logits.gather(1, targets[:, None]), logits.amax(-1, keepdim=True)
         p = logits.sub_(top).exp_()  # in place, as all below: V is large
@@ -404,17 +437,14 @@ class TokenLogProb(torch.autograd.Function):
         return (chosen - top - total.log())[:, 0]
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = ctx.saved_tensors
         return grad[:, None].to(gradient.dtype) * gradient, None, None, None
 
 
 def merge(run: Path, out: Path) -> None:
     """Writes the backbone of a run with its adapter merged in, as a directory that transformers loads by itself."""
-    path = run / "config.json"
-    if not path.is_file():
-        raise InputError(f"{path}: expected the configuration of a run")
-    policy = Policy.load(json.loads(path.read_text())["backbone"], dtype="auto")
+    policy = Policy.load(load_config(run).backbone, dtype="auto")
     policy.load_adapter(run / "adapter")
     policy.adapter.merge_and_unload().save_pretrained(out)
     policy.tokenizer.save_pretrained(out)
@@ -423,19 +453,14 @@ def merge(run: Path, out: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python models.py` rebuilds assets/tiny from nothing; `python models.py merge RUN OUT` merges an adapter."""
+    """`python models.py merge RUN OUT` writes a run's backbone with its adapter merged in."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--out", type=Path, default=TINY, help="where the tiny backbone goes (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
-    commands = parser.add_subparsers(dest="command")
-    merging = commands.add_parser("merge", help="write a run's backbone with its adapter merged in")
-    merging.add_argument("run", type=Path, help="the run directory")
-    merging.add_argument("merged", type=Path, help="the directory to write")
+    parser.add_argument("command", choices=["merge"])
+    parser.add_argument("run", type=Path, help="the run directory")
+    parser.add_argument("merged", type=Path, help="the directory to write")
     args = parser.parse_args(argv)
-    import tiny  # imports this file
-
     try:
-        merge(args.run, args.merged) if args.command else tiny.build(args.out, args.seed)
+        merge(args.run, args.merged)
     except InputError as error:
         print(f"models.py: {error}", file=sys.stderr)
         return 2

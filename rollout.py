@@ -2,14 +2,15 @@
 
     sample → `sample_group` → Group (answers) → `judge` → Judgement (R_ans, sensitivities, margins)
 
-Numbers come from `train.Config`, here called config.
+Numbers come from `config.Config`.
 """
 
-import hashlib
+import json
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 
 import torch
@@ -20,9 +21,12 @@ from tqdm import tqdm
 import answers
 import ced
 import data
-import ranks
-from models import Policy, Prefix, Responses, Vision
-from stats import wilson
+from config import Config
+from models import Policy, Prefix, Responses, Vision, seeded
+from support import ranks
+from support.checkpoint import write_whole
+from support.stats import wilson
+from toy import world
 
 
 @dataclass(frozen=True)
@@ -50,47 +54,61 @@ class Judgement:
     m: Tensor  # (G,) Eq. 3: Answer-CED
     m_cot: Tensor | None  # (G,) Eq. 3 averaged over the response: CoT-CED; None for methods that need no such margin
     masks: Tensor  # (1 + K, N) the audited token regions
-    null_boxes: Tensor  # (≤ K, n, 4) the non-evidence boxes that could be placed
-
-
-def seeded(*key, device: str | torch.device = "cpu") -> torch.Generator:
-    """A generator that is a function of its key alone, e.g. (run seed, step, sample id): never of rank or history."""
-    digest = hashlib.md5(" ".join(map(str, key)).encode()).digest()
-    return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    null_boxes: Tensor  # (≤ K, n, 4) the boxes of the null regions that have some
 
 
 # ── 1 sample ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def sample_group(policy: Policy, sample: data.Sample, config, group_size: int, generator: torch.Generator) -> Group:
-    """group_size answers of the policy to one sample, at config's temperature and length limit."""
-    asked = ask(policy, sample, config)
-    responses = policy.sample(asked[-1], group_size, config.max_new_tokens, config.temperature, generator)
-    return group_of(policy, sample, asked, responses)
+def sample_groups(
+    policy: Policy, samples: Sequence[data.Sample], config: Config, group_size: int, generators: Sequence[torch.Generator]
+) -> Iterator[Group]:
+    """group_size answers of the policy to each sample, at config's temperature and length limit, `sample_rows` at a time.
+
+    Prompts that are sampled together are padded on the left. Each has its own random numbers, so its answers are those that it
+    gets alone; their log π differ by rounding.
+    """
+    together = max(1, config.sample_rows // group_size)  # prompts
+    for start in range(0, len(samples), together):
+        part, draws = samples[start : start + together], generators[start : start + together]
+        asked = [ask(policy, sample, config) for sample in part]
+        with torch.inference_mode():
+            prefix = policy.read_batch([(prompt, [vision]) for vision, prompt in asked])
+        responses = policy.sample(prefix, group_size, config.max_new_tokens, config.temperature, draws)
+        for row, (sample, own) in enumerate(zip(part, responses.split(group_size))):
+            yield group_of(policy, sample, *asked[row], prefix.fork(torch.tensor([row], device=policy.device)), own)
 
 
-def given_group(policy: Policy, sample: data.Sample, texts: Sequence[str], config) -> Group:
+def sample_group(policy: Policy, sample: data.Sample, config: Config, group_size: int, generator: torch.Generator) -> Group:
+    """group_size answers of the policy to one sample."""
+    return next(sample_groups(policy, [sample], config, group_size, [generator]))
+
+
+def given_group(policy: Policy, sample: data.Sample, texts: Sequence[str], config: Config) -> Group:
     """A group whose answers are given instead of sampled, to be judged or audited (log π is that of temperature 1)."""
     rows = [policy.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"][0] for text in texts]
     ids = pad_sequence(rows, batch_first=True, padding_value=policy.pad_id).to(policy.device)  # (G, T)
     mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).bool().to(policy.device)
-    asked = ask(policy, sample, config)
+    vision, prompt = ask(policy, sample, config)
     with torch.inference_mode():
-        log_probs = policy.log_probs(asked[-1], ids, 1.0, mask)[0]
-    return group_of(policy, sample, asked, Responses(ids, mask, log_probs, log_probs))
+        prefix = policy.read(prompt, vision)
+        log_probs = policy.log_probs(prefix, ids, 1.0, mask)[0]
+    return group_of(policy, sample, vision, prompt, prefix, Responses(ids, mask, log_probs, log_probs))
 
 
-def ask(policy: Policy, sample: data.Sample, config) -> tuple[Vision, Tensor, Prefix]:
-    """What the policy sees of the sample's image, the prompt (P,) that asks its question, and the prompt as it was read."""
+def ask(policy: Policy, sample: data.Sample, config: Config) -> tuple[Vision, Tensor]:
+    """What the policy sees of the sample's image, and the prompt (P,) that asks its question."""
     vision = policy.encode(data.open_image(sample.image))
-    prompt = policy.prompt(sample.question, vision.features[0].shape[1], config.thinking)
-    with torch.inference_mode():
-        return vision, prompt, policy.read(prompt, vision)
+    return vision, policy.prompt(sample.question, vision.features[0].shape[1], config.thinking)
 
 
-def group_of(policy: Policy, sample: data.Sample, asked: tuple[Vision, Tensor, Prefix], responses: Responses) -> Group:
+def group_of(
+    policy: Policy, sample: data.Sample, vision: Vision, prompt: Tensor, prefix: Prefix, responses: Responses
+) -> Group:
     """The group of these responses, decoded, with their answers found."""
-    rows = [ids[mask].tolist() for ids, mask in zip(responses.ids, responses.mask)]
+    lengths = responses.mask.sum(-1).tolist()
+    rows = [ids[:length] for ids, length in zip(responses.ids.tolist(), lengths)]
     texts = [policy.decode(row) for row in rows]
-    return Group(sample, *asked, responses, texts, [answers.answer_span(row, policy.decode) for row in rows])
+    spans = [answers.answer_span(row, policy.decode) for row in rows]
+    return Group(sample, vision, prompt, prefix, responses, texts, spans)
 
 
 # ── 2 judge ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -127,7 +145,7 @@ def scored_rows(policy: Policy, group: Group) -> tuple[Tensor, Tensor]:
     return ids, span_mask(spans, ids.shape[1])
 
 
-def audit_answers(policy: Policy, group: Group, masks: Tensor, config) -> tuple[Tensor, Tensor, Tensor]:
+def audit_answers(policy: Policy, group: Group, masks: Tensor, config: Config) -> tuple[Tensor, Tensor, Tensor]:
     """Eqs. 1 and 2 on a group: s (1 + K, G, T), answer spans (G, T) bool, and which answers could be audited (G,) bool.
 
     s holds for the final answers, and for CoT-CED, the one method that reads it elsewhere, for whole responses. log π on the
@@ -157,14 +175,13 @@ def audit_answers(policy: Policy, group: Group, masks: Tensor, config) -> tuple[
     return s, spans, spans.any(-1)
 
 
-def regions_of(sample: data.Sample, grid: tuple[int, int], config) -> tuple[Tensor, Tensor]:
-    """The audit's token masks (1 + K, N) on a grid, and the non-evidence boxes that could be placed: drawn once a sample."""
+def regions_of(sample: data.Sample, grid: tuple[int, int], config: Config) -> tuple[Tensor, Tensor]:
+    """The audit's token masks (1 + K, N) on a grid, and the boxes of the null regions that have some: drawn once a sample."""
     where = seeded(config.seed, "regions", sample.id)
-    boxes, tries = torch.tensor(sample.boxes), config.placement_tries
-    return ced.audit_regions(boxes, sample.size, grid, config.k, config.max_iou, tries, where)
+    return ced.audit_regions(torch.tensor(sample.boxes), sample.size, grid, config.k, config.max_iou, where)
 
 
-def judge(policy: Policy, group: Group, config) -> Judgement:
+def judge(policy: Policy, group: Group, config: Config) -> Judgement:
     """R_ans and the audit of a group: K non-evidence regions, and Eqs. 1–3 on every answer."""
     sample = group.sample
     masks, nulls = regions_of(sample, group.vision.grid, config)
@@ -186,7 +203,7 @@ def judge(policy: Policy, group: Group, config) -> Judgement:
 
 
 # ── many groups: what a policy scores ───────────────────────────────────────────────────────────────────────────────
-def measure(policy: Policy, splits: dict[str, list[data.Sample]], config, name: str) -> dict[str, dict[str, dict]]:
+def measure(policy: Policy, splits: dict[str, list[data.Sample]], config: Config, name: str) -> dict[str, dict[str, dict]]:
     """Scores by split and family ("all": the mean of the families): n questions, accuracy and its 95 % interval, the share
     of look chains, the mean margin. config.eval_prompts questions of each family, config.eval_group sampled answers each.
     """
@@ -195,9 +212,10 @@ def measure(policy: Policy, splits: dict[str, list[data.Sample]], config, name: 
     total = sum(len(ranks.share(samples)) for samples in chosen.values())
     with tqdm(total=total, desc=f"evaluating {name}", disable=ranks.rank() > 0) as bar:
         for split, samples in chosen.items():
-            rows = []
-            for sample in ranks.share(samples):
-                rows.append((sample.family, measure_one(policy, sample, config)))
+            rows, mine = [], ranks.share(samples)
+            draws = [seeded(config.seed, "evaluate", s.id, device=policy.device) for s in mine]
+            for group in sample_groups(policy, mine, config, config.eval_group, draws):
+                rows.append((group.sample.family, score_of(policy, group, config)))
                 bar.update()
             by_family = defaultdict(list)
             for family, row in ranks.gather(rows):
@@ -207,13 +225,24 @@ def measure(policy: Policy, splits: dict[str, list[data.Sample]], config, name: 
     return scores
 
 
-def measure_one(policy: Policy, sample: data.Sample, config) -> tuple[float, float, float]:
-    """Accuracy, share of look chains and mean margin of config.eval_group sampled answers to one question."""
-    draw = seeded(config.seed, "evaluate", sample.id, device=policy.device)
-    group = sample_group(policy, sample, config, config.eval_group, draw)
+def measure_base(policy: Policy, splits: dict[str, list[data.Sample]], config: Config, out: Path) -> dict:
+    """The frozen base's scores on every rank, measured once a run: a run that goes on reads what it has written down."""
+    path = out / "before.json"
+    (known,) = ranks.gather([json.loads(path.read_text()) if ranks.rank() == 0 and path.is_file() else None])[:1]
+    if known is not None:
+        return known
+    with policy.reference():
+        before = measure(policy, splits, config, "before")
+    if ranks.rank() == 0:
+        write_whole(path, json.dumps(before).encode())
+    return before
+
+
+def score_of(policy: Policy, group: Group, config: Config) -> tuple[float, float, float]:
+    """Accuracy, share of look chains and mean margin of the answers to one question."""
     judgement = judge(policy, group, config)
     margin = float(judgement.m[judgement.audited].mean()) if judgement.audited.any() else 0.0
-    return float(judgement.correct.float().mean()), fmean(map(data.looks, group.texts)), margin
+    return float(judgement.correct.float().mean()), fmean(map(world.looks, group.texts)), margin
 
 
 def choose(samples: Sequence[data.Sample], n: int, seed: int) -> list[data.Sample]:

@@ -30,6 +30,7 @@ from torch import Tensor
 
 import data
 import grpo
+from config import Config
 from models import Policy, Vision
 from rollout import Group, seeded
 
@@ -44,7 +45,7 @@ def blacken(image: Image.Image, patch: int, p: float, generator: torch.Generator
     return Image.fromarray(pixels)
 
 
-def masked_vision(policy: Policy, group: Group, name: str, p: float, config) -> Vision:
+def masked_vision(policy: Policy, group: Group, name: str, p: float, config: Config) -> Vision:
     """I_mask of a group. Its draw is a function of the run's seed, the sample and the answers, so every visit of a prompt
     has its own mask, and every rank and chunk of rows the same."""
     draw = seeded(config.seed, name, group.sample.id, *group.texts)
@@ -59,8 +60,8 @@ def papo_loss(log_probs: Tensor, masked_log_probs: Tensor, shares: Tensor, gamma
     return ((eta * entropies - gamma * perception) * shares).sum()
 
 
-def extra_loss(policy: Policy, group: Group, rows: Tensor, log_probs: Tensor, shares: Tensor, config) -> Tensor:
-    """The hook of `train.METHODS`: reads the prompt with I_mask and scores these rows of the group's answers."""
+def extra_loss(policy: Policy, group: Group, rows: Tensor, log_probs: Tensor, shares: Tensor, config: Config) -> Tensor:
+    """The hook of `methods.METHODS`: reads the prompt with I_mask and scores these rows of the group's answers."""
     vision = masked_vision(policy, group, "papo", config.papo_mask, config)
     with torch.set_grad_enabled(not config.papo_detach):
         prefix = policy.read(group.prompt, vision)

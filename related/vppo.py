@@ -24,6 +24,7 @@ Here as in the paper: S_t is the full divergence. Departures of the released cod
 import torch
 from torch import Tensor
 
+from config import Config
 from models import LOGIT_CHUNK, Policy, Prefix
 from related.papo import masked_vision
 from rollout import Group, Judgement
@@ -72,8 +73,8 @@ def trajectory_scale(dependency: Tensor, mask: Tensor, beta_min: float) -> Tenso
 
 
 @torch.no_grad()
-def token_weights(policy: Policy, group: Group, judgement: Judgement, config) -> Tensor:
-    """The hook of `train.METHODS`: TGF × TAS, (G, T). Scaling the surrogate's tokens is scaling their advantages."""
+def token_weights(policy: Policy, group: Group, judgement: Judgement, config: Config) -> Tensor:
+    """The hook of `methods.METHODS`: TGF × TAS, (G, T). Scaling the surrogate's tokens is scaling their advantages."""
     masked = masked_vision(policy, group, "vppo", config.vppo_mask, config)
     both = group.vision.edited([torch.cat(pair) for pair in zip(group.vision.features, masked.features)])  # (2, N, D)
     ids, mask = group.responses.ids, group.responses.mask

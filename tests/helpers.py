@@ -1,4 +1,8 @@
-"""Random-weight policies of all three families, small enough for a test, and a naive forward to compare them with."""
+"""Random-weight policies of all three families, small enough for a test, a naive forward to compare them with, and short
+runs of the embedded backbone."""
+
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 from PIL import Image
@@ -14,11 +18,17 @@ from transformers import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-import tiny
-from models import Policy
+import data
+import train
+from config import TINY_RECIPE, Config
+from models import Policy, Responses
+from related.papo import blacken
+from rollout import Group, judge, sample_group, seeded
+from toy import backbone
 
 Images = Image.Image | list[Image.Image]
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
+SMALL = Config(**(TINY_RECIPE | {"steps": 2, "prompts_per_step": 2, "group_size": 4, "eval_prompts": 2, "eval_group": 2}))
 
 
 def config_of(family: str, tokenizer):
@@ -30,7 +40,7 @@ def config_of(family: str, tokenizer):
     vision = dict(
         depth=2, hidden_size=32, intermediate_size=64, num_heads=2, patch_size=8, spatial_merge_size=2, out_hidden_size=48
     )
-    ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>") for name, token in tiny.IMAGE_TOKENS.items()}
+    ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>") for name, token in backbone.IMAGE_TOKENS.items()}
     if family == "qwen2_5_vl":
         text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
         vision |= {"window_size": 32, "fullatt_block_indexes": [1]}
@@ -58,7 +68,7 @@ def config_of(family: str, tokenizer):
 def random_policy(family: str, seed: int = 0) -> Policy:
     """A policy of the family with random weights, three times the usual scale, so that images matter."""
     torch.manual_seed(seed)
-    tokenizer = tiny.make_tokenizer()
+    tokenizer = backbone.make_tokenizer()
     config = config_of(family, tokenizer)
     classes = (Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration, Qwen3_5ForConditionalGeneration)
     model = dict(zip(FAMILIES, classes))[family](config)
@@ -76,6 +86,11 @@ def random_image(width: int, height: int, seed: int = 0) -> Image.Image:
     """Coloured noise."""
     pixels = torch.randint(0, 256, (height, width, 3), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     return Image.fromarray(pixels.numpy())
+
+
+def first(samples: list[data.Sample], family: str) -> data.Sample:
+    """The first sample of a family."""
+    return next(s for s in samples if s.family == family)
 
 
 def naive_logits(policy: Policy, prompt: Tensor, image: Images, ids: Tensor) -> Tensor:
@@ -106,3 +121,77 @@ def naive_text_log_probs(policy: Policy, context: str, continuation: str) -> flo
     with torch.no_grad():
         log_p = policy.model(input_ids=ids).logits[0].float().log_softmax(-1)  # (P, V)
     return float(log_p[:-1].gather(1, ids[0, 1:, None])[start - 1 :].sum())
+
+
+# ── short runs of the embedded backbone ──
+def fresh(config: Config) -> tuple[Policy, torch.optim.Optimizer]:
+    """The embedded backbone with the adapter of the seed, and its optimizer."""
+    policy = Policy.load("tiny")
+    torch.manual_seed(config.seed)
+    parameters = policy.add_lora(config.lora_layers, config.lora_rank, config.lora_alpha)
+    return policy, torch.optim.AdamW(parameters, lr=config.lr)
+
+
+def weights(policy: Policy) -> Tensor:
+    """What is trained, in one row."""
+    return torch.cat([p.detach().flatten() for p in policy.adapter.parameters() if p.requires_grad])
+
+
+def trained(config: Config, samples, out: Path) -> Tensor:
+    """The weights that a run into `out` ends with."""
+    policy, _ = fresh(config)
+    out.mkdir(exist_ok=True)
+    train.train(policy, samples, config, out)
+    return weights(policy)
+
+
+def gradient(config: Config, sample) -> Tensor:
+    """The gradient of one group's loss, for rewards 0 … 5."""
+    policy, _ = fresh(config)
+    group = sample_group(policy, sample, config, 6, seeded(0))
+    judgement = judge(policy, group, config)
+    train.learn(policy, group, judgement, torch.arange(6.0), replace(config, beta=0.0), update=0, n=1)
+    return torch.cat([p.grad.flatten() for p in policy.adapter.parameters() if p.requires_grad])
+
+
+# ── the hooks of related/, on a policy and a group whose gradients can be had naively ──
+RELATED = Config(group_size=3, beta=0.0, temperature=0.7, papo_gamma=0.7, papo_eta=0.2)
+
+
+def answered(family: str, path: Path) -> tuple[Policy, Group]:
+    """A random policy whose adapter has something to say, and a group of three answers of 5, 3 and 5 tokens."""
+    policy = random_policy(family)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in policy.add_lora(layers=2, rank=4, alpha=8):
+            p.copy_(torch.randn(p.shape, generator=generator) * 0.1)
+    random_image(90, 60).save(path)
+    sample = data.Sample("s", "1", path, (90, 60), "What color?", "red", "attribute", ((0.0, 0.0, 30.0, 30.0),))
+    vision = policy.encode(data.open_image(path))
+    ids = torch.randint(12, 70, (3, 5), generator=generator)
+    ids[2] = ids[0]  # a duplicate, measured once and scattered back
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
+    prompt = policy.prompt(sample.question, vision.features[0].shape[1])
+    return policy, Group(sample, vision, prompt, None, Responses(ids, mask, *torch.zeros(2, 3, 5)), ["a", "b", "a"], [None] * 3)
+
+
+def adapter_gradient(policy, loss=None) -> Tensor:
+    """The adapter's gradient, of a loss or as it lies there; cleared for the next one."""
+    if loss is not None:
+        loss.backward()
+    grads = torch.cat([p.grad.flatten() for p in policy.adapter.parameters() if p.requires_grad])
+    policy.adapter.zero_grad()
+    return grads
+
+
+def learnt(setting, config: Config, rewards: Tensor) -> Tensor:
+    """The gradient that step 3 of the loop gives the group."""
+    policy, group = setting
+    train.learn(policy, group, None, rewards, config, update=0, n=1)
+    return adapter_gradient(policy)
+
+
+def both_images(group, name: str, p: float) -> tuple[Image.Image, Image.Image]:
+    """The group's image, and the one that a hook of this name masks it into."""
+    image = data.open_image(group.sample.image)
+    return image, blacken(image, RELATED.mask_patch, p, seeded(RELATED.seed, name, "s", "a", "b", "a"))

@@ -1,6 +1,7 @@
 """Eqs. 1–5 against hand-worked numbers, double loops and a policy whose evidence is known."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -45,36 +46,129 @@ def test_union_area_counts_overlaps_once():
     assert ced.union_area(torch.tensor([[0.0, 0, 10, 10], [5.0, 5, 10, 10], [40.0, 0, 1, 2]])) == 175 + 2
 
 
-@pytest.mark.parametrize("boxes", [[[10.0, 20, 60, 50]], [[0.0, 0, 60, 50], [200.0, 150, 80, 40], [400.0, 10, 30, 30]]])
-def test_null_boxes_are_the_evidence_moved_together(boxes):
-    boxes, size = torch.tensor(boxes), (640, 427)
-    nulls = ced.non_evidence_boxes(boxes, size, 5, 0.05, 500, seeded())
-    assert nulls.shape == (5, len(boxes), 4)
-    assert torch.equal(nulls, ced.non_evidence_boxes(boxes, size, 5, 0.05, 500, seeded()))
-    assert not torch.equal(nulls, ced.non_evidence_boxes(boxes, size, 5, 0.05, 500, seeded(1)))
-    torch.testing.assert_close(nulls[:, :, 2:], boxes[:, 2:].double().expand(5, -1, -1))
-    assert (nulls[..., :2] >= 0).all() and (nulls[..., :2] + nulls[..., 2:] <= torch.tensor(size)).all()
-    for null in nulls:
-        shift = (null - boxes)[:, :2] % torch.tensor(size)  # one shift for all boxes, wrapped around the image
-        torch.testing.assert_close(shift, shift[:1].expand_as(shift))
-        for a in null.tolist():
-            for b in boxes.tolist():
-                w = max(0.0, min(a[0] + a[2], b[0] + b[2]) - max(a[0], b[0]))
-                h = max(0.0, min(a[1] + a[3], b[1] + b[3]) - max(a[1], b[1]))
-                assert w * h / (a[2] * a[3] + b[2] * b[3] - w * h) <= 0.05
+def random_case(seed: int) -> tuple[torch.Tensor, tuple[int, int], tuple[int, int]]:
+    """Boxes, image size and grid: from specks to most of the image, some at its border, some cells of the grid."""
+    draw = random.Random(seed)
+    width, height = size = draw.randint(20, 900), draw.randint(20, 900)
+    rows, columns = grid = draw.randint(2, 12), draw.randint(2, 12)
+    boxes = []
+    for _ in range(draw.randint(1, 4)):
+        share = draw.choice([1e-5, 0.1, 0.3, 0.8])
+        w, h = draw.uniform(0, share) * width + 1e-3, draw.uniform(0, share) * height + 1e-3
+        x, y = draw.choice([0, 1, draw.random()]) * (width - w), draw.choice([0, 1, draw.random()]) * (height - h)
+        if draw.random() < 0.2:
+            w, h = width / columns, height / rows
+            x, y = draw.randrange(columns) * w, draw.randrange(rows) * h
+        boxes.append([x, y, w, h])
+    return torch.tensor(boxes, dtype=draw.choice([torch.float32, torch.float64])), size, grid
 
 
-def test_random_tokens_stand_in_for_boxes_that_cannot_be_placed():
-    boxes = torch.tensor([[0.0, 0, 80, 60]])  # two thirds of the image: no room for another one
-    masks, placed = ced.audit_regions(boxes, (84, 84), (6, 6), 3, 0.05, 50, seeded())
-    assert len(placed) == 0 and masks.shape == (4, 36)
-    assert not (masks[1:] & masks[0]).any()
-    assert (masks[1:].sum(-1) == min(36 - masks[0].sum(), masks[0].sum())).all()
+def tokens_by_hand(boxes: torch.Tensor, size, grid) -> set[tuple[int, int]]:
+    """T(Ω) as (row, column) pairs."""
+    return {divmod(int(i), grid[1]) for i in region_tokens(boxes, size, grid).nonzero()}
+
+
+def iou_by_hand(a, b) -> float:
+    w = max(0.0, min(a[0] + a[2], b[0] + b[2]) - max(a[0], b[0]))
+    h = max(0.0, min(a[1] + a[3], b[1] + b[3]) - max(a[1], b[1]))
+    return w * h / (a[2] * a[3] + b[2] * b[3] - w * h)
+
+
+def places_by_hand(boxes: torch.Tensor, size, grid, max_iou: float) -> set[tuple[int, int]]:
+    """The shifts (down, right) of a non-evidence region, by loops over all of them and all pairs of boxes."""
+    (width, height), (rows, columns), tokens = size, grid, tokens_by_hand(boxes, size, grid)
+    found = set()
+    for down in range(-rows, rows + 1):
+        for right in range(-columns, columns + 1):
+            moved = [(x + right * width / columns, y + down * height / rows, w, h) for x, y, w, h in boxes.tolist()]
+            near = 1e-6 * max(size)  # the boxes may be rounded to float32
+            if (
+                (down, right) != (0, 0)
+                and all(0 <= r + down < rows and 0 <= c + right < columns for r, c in tokens)
+                and all(-near <= x and x + w <= width + near and -near <= y and y + h <= height + near for x, y, w, h in moved)
+                and all(iou_by_hand(a, b) <= max_iou for a in moved for b in boxes.tolist())
+            ):
+                found.add((down, right))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_null_regions_are_the_evidence_elsewhere(seed):
+    """All its other places, no other ones, each at most once, and exactly its tokens; random tokens where places run out."""
+    boxes, size, grid = random_case(seed)
+    places, tokens, k = places_by_hand(boxes, size, grid, 0.05), tokens_by_hand(boxes, size, grid), 1 + seed % 5
+    shifts = ced.non_evidence_shifts(boxes, size, grid, 0.05).tolist()
+    assert len(shifts) == len(places) and set(map(tuple, shifts)) == places
+    if len(tokens) == grid[0] * grid[1]:
+        return
+    masks, placed = ced.audit_regions(boxes, size, grid, k, 0.05, seeded(seed))
+    assert masks.shape == (1 + k, grid[0] * grid[1]) and placed.shape == (min(k, len(places)), len(boxes), 4)
+    sets = [{divmod(int(i), grid[1]) for i in mask.nonzero()} for mask in masks]
+    assert sets[0] == tokens
+    expected = {frozenset((r + down, c + right) for r, c in tokens) for down, right in places}
+    nulls = {frozenset(null) for null in sets[1 : 1 + len(placed)]}
+    assert len(nulls) == len(placed) and nulls <= expected
+    for stand_in in sets[1 + len(placed) :]:
+        assert len(stand_in) == min(len(tokens), grid[0] * grid[1] - len(tokens)) and not stand_in & tokens
+    for region, null in zip(placed, sets[1:]):
+        assert torch.equal(region[:, 2:], boxes[:, 2:].double())
+        assert all(iou_by_hand(a, b) <= 0.05 for a in region.tolist() for b in boxes.tolist())
+        assert tokens_by_hand(region, size, grid) == null
+
+
+def test_every_place_is_equally_likely():
+    """Pearson's X² of n draws over S places has mean S − 1 and variance 2 (S − 1): at most five deviations above."""
+    boxes, size, grid, n = torch.tensor([[14.0, 28, 28, 14]]), (84, 84), (6, 6), 1500
+    places, generator = ced.non_evidence_shifts(boxes, size, grid, 0.05), seeded()
+    index = {tuple((boxes + torch.tensor([14 * c, 14 * r, 0, 0]))[0].tolist()): i for i, (r, c) in enumerate(places.tolist())}
+    counts = torch.zeros(3, len(places))
+    for _ in range(n):
+        for row, (box,) in zip(counts, ced.audit_regions(boxes, size, grid, 3, 0.05, generator)[1].tolist()):
+            row[index[tuple(box)]] += 1
+    s, expected = len(places), n / len(places)
+    assert s > 20 and ((counts - expected) ** 2 / expected).sum(-1).max() < s - 1 + 5 * math.sqrt(2 * (s - 1))
+
+
+def test_the_draw_is_a_function_of_the_generator():
+    case = torch.tensor([[10.0, 20, 60, 50]]), (640, 427), (15, 23), 3, 0.05
+    a, b, c = (ced.audit_regions(*case, seeded(seed))[0] for seed in (0, 0, 1))
+    assert torch.equal(a, b) and not torch.equal(a, c)
+
+
+def test_iou_of_boxes_of_two_sizes_by_hand():
+    large, small = torch.tensor([0.0, 0, 10, 10]), torch.tensor([8.0, 6, 4, 2])  # they share 2 x 2 of 100 + 8
+    assert float(ced.box_iou(large, small)) == float(ced.box_iou(small, large)) == pytest.approx(4 / 104)
+    corners = torch.tensor([[10.0, 0, 4, 4], [12.0, 12, 4, 4], [8.0, 8, 4, 4]])
+    torch.testing.assert_close(ced.box_iou(corners, large), torch.tensor([0, 0, 4 / 112]))
+
+
+def test_a_large_box_may_cover_a_small_one_as_their_iou_says():
+    """Moved by the one shift that has room, the box of sixteen tokens covers that of one: an IoU of 1/16, not of 1."""
+    boxes = torch.tensor([[0.0, 0, 40, 40], [50.0, 0, 10, 10]])
+    assert ced.non_evidence_shifts(boxes, (100, 40), (4, 10), 1 / 16).tolist() == [[0, 4]]
+    assert not len(ced.non_evidence_shifts(boxes, (100, 40), (4, 10), 0.06))
+
+
+def test_a_box_at_the_border_keeps_its_places():
+    box = torch.tensor([[0.1, 0, 639.9, 40]])  # 0.1 + 639.9 is above 640 in float32
+    assert box[0, 0].double() + box[0, 2].double() > 640
+    assert ced.non_evidence_shifts(box, (640, 160), (4, 16), 0.05).tolist() == [[1, 0], [2, 0], [3, 0]]
+
+
+def test_the_evidence_itself_is_no_null_region():
+    assert [0, 0] not in ced.non_evidence_shifts(torch.tensor([[0.0, 0, 14, 14]]), (84, 84), (6, 6), 1.0).tolist()
+
+
+def test_random_tokens_stand_in_where_no_place_is_left():
+    boxes = torch.tensor([[0.0, 0, 80, 60]])  # 24 of 36 tokens: no room for them elsewhere, and 12 are all that is left
+    masks, placed = ced.audit_regions(boxes, (84, 84), (6, 6), 3, 0.05, seeded())
+    assert placed.shape == (0, 1, 4) and masks.sum(-1).tolist() == [24, 12, 12, 12]
+    assert torch.equal(masks[1:], ~masks[:1].expand(3, -1))
 
 
 def test_evidence_that_covers_everything_is_refused():
     with pytest.raises(ValueError, match="all 36 visual tokens"):
-        ced.audit_regions(torch.tensor([[0.0, 0, 84, 84]]), (84, 84), (6, 6), 3, 0.05, 10, seeded())
+        ced.audit_regions(torch.tensor([[0.0, 0, 84, 84]]), (84, 84), (6, 6), 3, 0.05, seeded())
 
 
 # ── Eq. 1 ──
@@ -140,14 +234,14 @@ def margin_of(token: int, masks: torch.Tensor, maps: int = 1) -> float:
 
 @pytest.mark.parametrize("maps", [1, 3])
 def test_a_policy_that_reads_one_token_depends_on_the_region_that_holds_it(maps):
-    masks, _ = ced.audit_regions(torch.tensor([[28.0, 28, 28, 28]]), (84, 84), (6, 6), 3, 0.05, 500, seeded())
+    masks, _ = ced.audit_regions(torch.tensor([[28.0, 28, 28, 28]]), (84, 84), (6, 6), 3, 0.05, seeded())
     token = int(masks[0].nonzero()[0])
     assert margin_of(token, masks, maps) > 0.99
     assert margin_of(token, masks[[1, 0, 2, 3]], maps) < 0
 
 
 def test_a_policy_that_reads_nothing_has_margin_exactly_zero():
-    masks, _ = ced.audit_regions(torch.tensor([[28.0, 28, 28, 28]]), (84, 84), (6, 6), 3, 0.05, 500, seeded())
+    masks, _ = ced.audit_regions(torch.tensor([[28.0, 28, 28, 28]]), (84, 84), (6, 6), 3, 0.05, seeded())
     blind, maps = torch.full((2, 4), -1.7), [torch.randn(36, 8)]
     s = audit(lambda f: blind.expand(len(f[0]), 2, 4), blind, maps, masks, (6, 6), "mean", 2, seeded())
     assert s.shape == (4, 2, 4) and (s == 0).all() and (evidence_margin(s, 0.1) == 0).all()

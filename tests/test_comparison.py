@@ -6,15 +6,17 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import comparison
+import config
 import evaluate
 import train
-from data import InputError
+from config import InputError
+from studies import comparison
+from support.checkpoint import claim
 
 PYTHON = [sys.executable, "-S", "-c"]
 
@@ -68,13 +70,13 @@ def pretend(command: list[str], end: bool = True) -> None:
     """Does what a run of train.py leaves behind: it goes from 0.3 to 0.9 on conflict at seed 0, to 0.7 at seed 1."""
     args = vars(train.make_parser().parse_args(command[2:]))
     resume, _, _ = (args.pop(name) for name in ("resume", "dry_run", "stop_after"))
-    config = train.resumed(resume, args) if resume else train.configure(args)
-    run, best = Path(config.out), 0.9 - 0.2 * config.seed
+    made = config.resumed(resume, args) if resume else config.configure(args)
+    run, best = Path(made.out), 0.9 - 0.2 * made.seed
     if not resume:
-        train.claim(run, config)
+        claim(run, made)
     if not end:
         return
-    lengths = [16.0] * 10 + [13.0] * 5 + [10.0 + config.seed] * 10
+    lengths = [16.0] * 10 + [13.0] * 5 + [10.0 + made.seed] * 10
     rows = [{"response_length": n, "look_share": 0.5, "zero_variance": 0.1, "reward": 0.2} for n in lengths]
     (run / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     results = {"before": splits((0.2, 0.3, 0.4), 0.25, 0.3, 0.2), "after": splits((best, best, best), 0.5, best, -0.5)}
@@ -163,6 +165,7 @@ def test_runs_of_another_configuration_are_refused(command):
     command(*FLAGS)
     status, _, err, started = command(*FLAGS, "--lr", "0.5")
     assert status == 2 and started == {}
-    assert "--resume runs/table3/correctness-0: the run has its own configuration: lr 0.0001, not 0.5" in err
-    with pytest.raises(InputError, match="lr 0.0001, not 0.5"):
-        comparison.ended(train.replace(train.configure(asdict(train.load_config(Path("runs/table3/papo-1")))), lr=0.5))
+    own = f"lr {config.TINY_RECIPE['lr']}, not 0.5"
+    assert f"--resume runs/table3/correctness-0: the run has its own configuration: {own}" in err
+    with pytest.raises(InputError, match=own):
+        comparison.ended(replace(config.load_config(Path("runs/table3/papo-1")), lr=0.5))

@@ -1,56 +1,40 @@
-"""Benchmarks from files to scores with a random Qwen2.5-VL: real rows and images, resume, ranks, wrong input, Table 2."""
+"""Benchmarks from files to scores with a random Qwen2.5-VL: real rows and images, resume, wrong input, Table 2."""
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
 from helpers import random_policy
 from PIL import Image
-from test_benchmarks import ASKABLE, RAW, SAMPLES, needs_samples
+from test_tasks import ASKABLE, RAW, SAMPLES, needs_samples
 
-import benchmarks
 import evaluate
-import harness
-import train
-from benchmarks import BENCHMARKS, continuations, find_rows, to_rows
-from data import InputError
-from harness import Asking
+from benchmarks import harness, tasks
+from benchmarks.harness import Asking
+from benchmarks.tasks import BENCHMARKS, continuations, find_rows, to_rows
+from config import Config, InputError
 from models import Policy
+from support.checkpoint import claim
 
 QUICK = Asking(source=SAMPLES, max_new_tokens=2, batch_size=8)
 
 
-@pytest.fixture(scope="module")
-def policy():
-    return random_policy("qwen2_5_vl")
-
-
-@pytest.fixture(scope="module")
-def backbone(policy, tmp_path_factory) -> Path:
-    """The same policy as a directory, for the command line."""
-    out = tmp_path_factory.mktemp("backbone") / "random"
-    for part in (policy.model, policy.tokenizer, policy.image_processor):
-        part.save_pretrained(out)
-    return out
-
-
-@pytest.fixture
-def blind(tmp_path) -> Path:
+def blind_source(source: Path) -> Path:
     """A source with six questions of VLMsAreBlind, each with an image of its own."""
-    folder = tmp_path / "source" / "vlmsareblind"
+    folder = source / "vlmsareblind"
     (folder / "images").mkdir(parents=True)
     for i in range(6):
         Image.new("RGB", (40 + 8 * i, 40), (40 * i, 0, 0)).save(folder / "images" / f"{i}.png")
     changes = [{"image": f"images/{i}.png", "prompt": "how many " + "squares " * i} for i in range(6)]
     write(folder, [RAW["vlmsareblind"] | change for change in changes])
-    return tmp_path / "source"
+    return source
+
+
+@pytest.fixture
+def blind(tmp_path) -> Path:
+    return blind_source(tmp_path / "source")
 
 
 def write(folder: Path, rows: list[dict]) -> None:
@@ -104,9 +88,9 @@ def test_reasoning_that_is_cut_off_is_no_answer():
     rows = to_rows("vlmsareblind", [RAW["vlmsareblind"] | {"image": Image.new("RGB", (32, 32))}])
     policy.tokenizer.chat_template += "<think>\n"
     (thought,) = harness.respond(policy, rows, Asking(max_new_tokens=3))
-    spoken = policy.sample(policy.read_batch([harness.prompt_of(policy, rows[0], Asking())]), 1, 3, 0.0, None).ids[0]
+    spoken = policy.sample(policy.read_batch([harness.prompt_of(policy, rows[0], Asking())]), 1, 3, 0.0, ()).ids[0]
     assert thought == "<think>" + policy.decode(spoken)
-    assert benchmarks.judge(BENCHMARKS["vlmsareblind"], rows[0], "<think>4")["value"] is None
+    assert tasks.judge(BENCHMARKS["vlmsareblind"], rows[0], "<think>4")["value"] is None
 
 
 def test_the_instruction_of_training_can_be_added(policy):
@@ -147,30 +131,6 @@ def test_replies_that_were_asked_otherwise_are_not_mixed(policy, blind, tmp_path
         file.write("[]\n")
     with pytest.raises(InputError, match="vlmsareblind.jsonl, line 7: expected a reply"):
         harness.evaluate(policy, "vlmsareblind", tmp_path, Asking(source=blind, max_new_tokens=1), "random")
-
-
-# ── several ranks ──
-def test_two_ranks_answer_as_one(backbone, blind, tmp_path, monkeypatch):
-    """Six questions in batches of two leave a rank with nothing in the second round; then rank 1 meets a broken image."""
-    write(blind / "piqa", [RAW["piqa"] | {"goal": goal} for goal in ("red", "star", "left")])
-    shutil.copytree(blind / "vlmsareblind" / "images", blind / "countbench" / "images")
-    (blind / "countbench" / "images" / "5.png").write_bytes(b"no image")
-    write(blind / "countbench", [RAW["countbench"] | {"image": f"images/{i}.png"} for i in range(6)])
-    flags = ["--backbone", backbone, "--source", blind, "--max-new-tokens", "3", "--batch-size", "2", "--benchmarks"]
-    (tmp_path / "one").mkdir()
-    monkeypatch.chdir(tmp_path / "one")
-    assert evaluate.main([*map(str, flags), "vlmsareblind", "piqa"]) == 0
-
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", ROOT / "evaluate.py"]
-    done = subprocess.run([*launch, *flags, "vlmsareblind", "piqa", "countbench"], cwd=tmp_path, capture_output=True, text=True,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=100)  # fmt: skip
-    assert done.returncode != 0 and done.stdout.count("| vlmsareblind | accuracy |") == 1  # rank 0 alone prints
-    assert "row 5, image 1: the image does not decode" in done.stderr
-    one, two = (folder / "runs" / "random-base" for folder in (tmp_path / "one", tmp_path))
-    for name in ("vlmsareblind", "piqa"):
-        for a, b in zip(lines(one, name), lines(two, name), strict=True):
-            assert a["id"] == b["id"] and a["response"] == pytest.approx(b["response"], abs=1e-5)
-    assert [reply["id"] for reply in lines(two, "countbench")] == ["0", "1", "2", "3"]  # the first round is kept
 
 
 # ── wrong input ──
@@ -285,11 +245,11 @@ def test_compare_prints_gains_over_the_base(tmp_path, monkeypatch, capsys):
 
 
 def test_a_run_is_compared_with_its_frozen_base(policy, backbone, blind, tmp_path, monkeypatch, capsys):
-    """From the three commands of the README: the adapter speaks, and its gain over the base is printed with an interval."""
+    """The three commands of docs/benchmarks.md: the adapter speaks, and its gain over the base has an interval."""
     monkeypatch.chdir(tmp_path)
     write(blind / "piqa", [RAW["piqa"] | {"goal": goal, "sol2": "yes red"} for goal in ("red", "star", "left")])
     ours, base = tmp_path / "runs" / "x", tmp_path / "runs" / "random-base"
-    train.claim(ours, train.Config(backbone=str(backbone)))
+    claim(ours, Config(backbone=str(backbone)))
     adapted = Policy.load(str(backbone))
     for p in adapted.add_lora(2, 4, 8):
         torch.nn.init.normal_(p, std=0.5)

@@ -72,9 +72,9 @@ def test_sampled_log_probs_equal_rescored_ones_and_leave_the_prefix_alone(settin
     policy, _, _, vision, prompt, _ = setting
     with torch.inference_mode():
         prefix = policy.read(prompt, vision)
-        responses = policy.sample(prefix, 5, 9, 0.8, torch.Generator().manual_seed(3))
+        responses = policy.sample(prefix, 5, 9, 0.8, [torch.Generator().manual_seed(3)])
         again = policy.log_probs(prefix, responses.ids, 0.8)[0]
-        repeat = policy.sample(prefix, 5, 9, 0.8, torch.Generator().manual_seed(3))
+        repeat = policy.sample(prefix, 5, 9, 0.8, [torch.Generator().manual_seed(3)])
     assert len({tuple(row) for row in responses.ids.tolist()}) > 1
     mask = responses.mask
     torch.testing.assert_close(responses.log_probs[mask], again[mask], atol=1e-5, rtol=0)
@@ -84,7 +84,7 @@ def test_sampled_log_probs_equal_rescored_ones_and_leave_the_prefix_alone(settin
 def test_greedy_sampling_takes_the_likeliest_token(setting):
     policy, _, image, vision, prompt, _ = setting
     with torch.inference_mode():
-        ids = policy.sample(policy.read(prompt, vision), 2, 6, 0.0, None).ids
+        ids = policy.sample(policy.read(prompt, vision), 2, 6, 0.0, ()).ids
         assert torch.equal(ids[0], ids[1])
         assert torch.equal(ids[0], naive_logits(policy, prompt, image, ids[0]).argmax(-1))
 
@@ -100,7 +100,7 @@ def test_rows_that_end_leave_the_batch_and_change_nothing(setting, monkeypatch):
         found = []
         for stop_test in (1, 100):
             monkeypatch.setattr(models, "STOP_TEST", stop_test)
-            found.append(policy.sample(prefix, 12, 10, 1.3, torch.Generator().manual_seed(5)))
+            found.append(policy.sample(prefix, 12, 10, 1.3, [torch.Generator().manual_seed(5)]))
     early, late = found
     assert torch.equal(early.ids, late.ids) and torch.equal(early.mask, late.mask) and not early.mask.all()
     torch.testing.assert_close(early.log_probs, late.log_probs, atol=1e-5, rtol=0)
@@ -125,7 +125,7 @@ def test_unit_log_probs_are_those_of_temperature_one(setting):
     policy, _, _, vision, prompt, _ = setting
     with torch.inference_mode():
         prefix = policy.read(prompt, vision)
-        hot = policy.sample(prefix, 5, 9, 1.7, torch.Generator().manual_seed(3))
+        hot = policy.sample(prefix, 5, 9, 1.7, [torch.Generator().manual_seed(3)])
         again = policy.log_probs(prefix, hot.ids, 1.0, hot.mask)[0]
     torch.testing.assert_close(hot.unit_log_probs, again, atol=1e-5, rtol=0)
     assert (hot.log_probs - again).abs().max() > 1e-3
@@ -172,10 +172,10 @@ def test_left_padded_batches_answer_as_single_prompts(setting):
         prompts = [policy.compose(parts) for parts in MIXED]
         assert len({len(ids) for ids, _ in prompts}) == len(MIXED)
         batch = policy.read_batch(prompts)
-        together = policy.sample(batch, 1, 8, 0.0, None)
+        together = policy.sample(batch, 1, 8, 0.0, ())
         for b, prompt in enumerate(prompts):
             single = policy.read_batch([prompt])
-            alone = policy.sample(single, 1, 8, 0.0, None)
+            alone = policy.sample(single, 1, 8, 0.0, ())
             n = alone.ids.shape[1]
             torch.testing.assert_close(batch.hidden[b], single.hidden[0], atol=1e-5, rtol=0)
             assert torch.equal(together.ids[b, :n], alone.ids[0]) and not together.mask[b, n:].any()

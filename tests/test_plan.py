@@ -1,5 +1,7 @@
 """The plan of a run: parameters counted on the meta device, and memory that grows with what it should."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from conftest import SHARED
@@ -7,8 +9,9 @@ from helpers import random_image
 
 import data
 import models
-import plan
 import train
+from config import Config
+from support import plan
 
 QWEN = SHARED / "qwen"
 COUNTS = {
@@ -46,12 +49,12 @@ def test_dry_run_of_the_tiny_backbone_counts_what_is_loaded(tiny_policy, capsys)
 def test_memory_grows_with_what_it_should():
     text = type("Text", (), dict(num_hidden_layers=4, num_key_value_heads=2, head_dim=16, hidden_size=64, num_attention_heads=4,
                                  intermediate_size=128, vocab_size=1000))  # fmt: skip
-    config = train.Config(group_size=8, max_new_tokens=100)
+    config = Config(group_size=8, max_new_tokens=100, sample_rows=8)
     assert plan.cache_bytes(text) == 4 * 2 * 2 * 16 * 2
     base = plan.memory(config, text, 10**6, 10**4, 300)
-    assert base["KV cache of the G answers"] == 8 * 400 * plan.cache_bytes(text)
+    assert base["KV cache of sampling"] == 8 * 400 * plan.cache_bytes(text)
     assert base["KV cache of the audit"] == (4 * 300 + 4 * 8 * 400) * plan.cache_bytes(text)
-    chunked = plan.memory(train.replace(config, audit_rows=4, update_rows=2), text, 10**6, 10**4, 300)
+    chunked = plan.memory(replace(config, audit_rows=4, update_rows=2), text, 10**6, 10**4, 300)
     assert plan.peak(chunked) < plan.peak(base)
     text.layer_types = ["linear_attention"] * 3 + ["full_attention"]
     assert plan.cache_bytes(text) == 2 * 2 * 16 * 2

@@ -1,90 +1,158 @@
-"""The words of the README are true: files and their sizes, commands and their flags, functions and pictures."""
+"""The words of the README and of docs/ are true: files and their sizes, commands and their flags, functions, links, figures."""
 
 import importlib
 import re
+import shlex
 from dataclasses import fields
 
 import pytest
 from conftest import ROOT
+from torch.distributed import run as torchrun
 
-import comparison
-import diagnose
+import config
 import evaluate
-import speed
 import train
 from benchmarks import BENCHMARKS
+from methods import METHODS
+from models import INSTRUCTION
+from studies import comparison, diagnose, speed
 
-README = (ROOT / "README.md").read_text()
-MODULES = [str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.py"), *ROOT.glob("related/[!_]*.py"))]
-
-
-def test_every_file_is_listed_with_its_line_count():
-    listed = {name: int(lines) for name, lines in re.findall(r"^\| \[`([\w/]+\.py)`\]\(\1\) \| (\d+) \|", README, re.MULTILINE)}
-    assert listed == {name: len((ROOT / name).read_text().splitlines()) for name in MODULES}
-
-
-def test_every_function_of_the_equation_table_exists():
-    table = README.split("| | equation | function |")[1].split("\n\n")[0]
-    names = re.findall(r"`(\w+)\.(\w+)`", table)
-    assert len(names) >= 7
-    for module, function in names:
-        assert callable(getattr(importlib.import_module(module), function))
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+README, WORDS = PAGES["README.md"], "\n\n".join(PAGES.values())
+SPANS = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", WORDS, flags=re.DOTALL))]
+OTHERS = ("pip install", "python -m pytest")  # commands that are not ours
 
 
-def commands() -> list[tuple[str, list[str]]]:
-    blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
-    return [(script, re.findall(r"--[\w-]+", rest)) for b in blocks for script, rest in re.findall(r"(\w+\.py)([^\n&]*)", b)]
+def cells(table: str) -> list[list[str]]:
+    """The rows of a Markdown table, its header first, without the line that rules it off."""
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.strip().splitlines()]
+    return [rows[0], *rows[2:]]
 
 
-@pytest.mark.parametrize("script, flags", commands())
-def test_every_command_names_real_files_and_flags(script, flags, capsys):
+def table_of(page: str, header: str) -> list[list[str]]:
+    """The table of a page whose header begins so."""
+    return cells(header + page.split("\n" + header, 1)[1].split("\n\n")[0])
+
+
+def commands() -> list[str]:
+    """Every command that is printed, in a block or within the text."""
+    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", WORDS, re.DOTALL))
+    lines = [part.strip() for line in blocks.splitlines() for part in line.split("&&")]
+    printed = dict.fromkeys(lines + [span for span in SPANS if re.match(r"(python|torchrun) ", span)])
+    return [command for command in printed if command and not command.startswith(OTHERS)]
+
+
+def program(command: str) -> tuple[str, list[str]]:
+    """A command's module and its arguments, as the shell and torchrun's own parser divide it."""
+    name, *words = shlex.split(command)
+    if name == "torchrun":
+        args = torchrun.parse_args(words)
+        script, arguments = args.training_script, args.training_script_args
+    else:
+        assert name == "python"
+        script, arguments = (words[1].replace(".", "/") + ".py", words[2:]) if words[0] == "-m" else (words[0], words[1:])
+    assert (ROOT / script).is_file(), f"{command}: there is no {script}"
+    return script.removesuffix(".py").replace("/", "."), arguments
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_names_a_real_program_and_real_flags(command, capsys, monkeypatch):
+    module, arguments = program(command)
+    subject = [word for word in arguments[:1] if not word.startswith("-")]  # what to diagnose, `merge`
+    help_flags = [*subject, *(["--table3"] if "--table3" in arguments else []), "--help"]
+    monkeypatch.setattr("sys.argv", [module, *help_flags])
+    main = importlib.import_module(module).main
     with pytest.raises(SystemExit) as end:
-        importlib.import_module(script.removesuffix(".py")).main(["--help"])
+        main(help_flags) if main.__code__.co_argcount else main()
     text = capsys.readouterr().out
-    assert end.value.code == 0 and all(re.search(rf"{flag}\b", text) for flag in flags)
+    assert end.value.code == 0
+    flags = [word.split("=")[0] for word in arguments if word.startswith("--") and word != "--table3"]
+    assert [flag for flag in flags if not re.search(rf"(?<![\w-]){flag}(?![\w-])", text)] == []
 
 
 def test_every_diagnostic_has_a_command():
-    assert set(re.findall(r"python diagnose.py (\w+)", README)) == set(diagnose.DIAGNOSTICS)
+    assert set(re.findall(r"python -m studies.diagnose (\w+)", PAGES["docs/diagnostics.md"])) == set(diagnose.DIAGNOSTICS)
 
 
-def test_flags_named_in_the_text_are_fields_of_config():
-    known = {train.flag(f.name) for f in fields(train.Config)}
-    parsers = [module.make_parser() for module in (train, evaluate, comparison, diagnose, speed)]
-    others = {option for parser in parsers for action in parser._actions for option in action.option_strings}
-    others |= {"--nproc", "--nproc-per-node"}  # torchrun's
-    assert set(re.findall(r"`(--[\w-]+)", README)) <= known | others
+def test_flags_named_in_the_text_exist():
+    known = {config.flag(field.name) for field in fields(config.Config)} | {"--nproc"}  # the last is named as refused
+    parsers = [*(module.make_parser() for module in (train, evaluate, comparison, diagnose, speed)), torchrun.get_args_parser()]
+    known |= {option for parser in parsers for action in parser._actions for option in action.option_strings}
+    assert {span.split()[0] for span in SPANS if re.match(r"--\w", span)} <= known
 
 
-def test_pictures_and_links_exist():
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+def test_the_tree_has_every_file_of_the_root_with_its_line_count_and_every_room():
+    tree = README.split("```text\n")[1].split("```")[0]
+    counted = {name: int(lines) for name, lines in re.findall(r"^(\w+\.py) +(\d+)  \S", tree, re.MULTILINE)}
+    assert counted == {path.name: len(path.read_text().splitlines()) for path in ROOT.glob("*.py")}
+    rooms = re.findall(r"^(\w+)/ +\S", tree, re.MULTILINE)
+    assert all((ROOT / room).is_dir() for room in rooms)
+    assert {path.parent.name for path in ROOT.glob("[a-z]*/*.py")} | {"docs", "assets"} == set(rooms)
+
+
+def test_every_python_file_that_is_named_exists():
+    names = {path.name for path in ROOT.glob("*/*.py")}
+    named = re.findall(r"(?<![./\w])[\w/]+\.py\b", WORDS)
+    assert named and [name for name in named if not ((ROOT / name).is_file() or name in names)] == []
+
+
+def test_every_function_of_the_equation_table_exists():
+    functions = [re.findall(r"`(\w+)\.(\w+)`", row[2]) for row in table_of(README, "| | equation |")[1:]]
+    assert len(functions) == 5 and all(functions)
+    for module, function in sum(functions, []):
+        assert callable(getattr(importlib.import_module(module), function))
+
+
+def anchors(page: str) -> set[str]:
+    """The names that GitHub gives to a page's headings."""
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", page, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_and_pictures_exist(name):
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", PAGES[name]):
+        path = (ROOT / name).parent / target if target else ROOT / name
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path.read_text()), anchor
+
+
+def test_every_page_opens_with_its_question_and_the_readme_leads_to_it():
+    pages = {name: page.splitlines()[0] for name, page in PAGES.items() if name != "README.md"}
+    assert len(pages) >= 6
+    for name, title in pages.items():
+        assert re.fullmatch(r"# .+\?", title), name
+        assert f"[{title[2:]}]({name})" in README
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 180
 
 
 def test_expected_output_has_the_form_the_command_prints():
-    header = train.markdown({}, {}).splitlines()[0]
-    assert header in README
+    assert train.markdown({}, {}).splitlines()[0] in README
     splits = {"consistent": {}, "conflict": {}}
-    assert comparison.table({"methods": {}, "n": splits}).splitlines()[0] in README
+    assert comparison.table({"methods": {}, "n": splits}).splitlines()[0] in PAGES["docs/comparison.md"]
 
 
 def test_the_instruction_is_the_constant_of_models():
-    from models import INSTRUCTION
-
-    assert INSTRUCTION in README.replace("\\<", "<").replace("\n", " ")
+    assert INSTRUCTION in " ".join(README.replace("\\<", "<").split())
 
 
-def test_the_comparison_has_a_row_for_every_method():
-    rows = README.split("## Controlled comparison")[1].split("\n## ")[0]
-    assert re.findall(r"^\| ([\w-]+) \|", rows, re.MULTILINE)[1:] == list(train.METHODS)
+def test_the_comparison_has_a_row_for_every_method_and_the_readme_quotes_its_page():
+    page = PAGES["docs/comparison.md"]
+    assert [row[0].strip("`") for row in table_of(page, "| `--method` |")[1:]] == list(METHODS)
+    (columns, *whole), (quoted, *short) = table_of(page, "| method | seeds |"), table_of(README, "| method |")
+    assert [row[0] for row in whole] == ["frozen base", *METHODS]
+    assert short == [[row[columns.index(name)] for name in quoted] for row in whole]
 
 
 def test_numbers_in_the_text_are_the_defaults():
-    config = train.Config()
-    assert f"{config.min_area * 100} % to {config.max_area * 100:.0f} %" in README and f"{config.eps_margin} nat" in README
+    default = config.Config()
+    assert f"{default.min_area * 100} % to {default.max_area * 100:.0f} %" in PAGES["docs/departures.md"]
+    assert f"{default.eps_margin} nat" in PAGES["docs/departures.md"]
 
 
 def test_the_table_of_benchmarks_is_that_of_the_code():
-    listed = re.findall(r"^\| `(\w+)` \| ([\d,]+) \| (.+) \| (.+) \|$", README, re.MULTILINE)
-    assert listed == [(name, f"{bench.n:,}", bench.split + (f" ({bench.config})" if bench.config else ""), bench.rule)
+    listed = table_of(PAGES["docs/benchmarks.md"], "| benchmark | N |")[1:]
+    assert listed == [[f"`{name}`", f"{bench.n:,}", bench.split + (f" ({bench.config})" if bench.config else ""), bench.rule]
                       for name, bench in BENCHMARKS.items()]  # fmt: skip

@@ -1,28 +1,17 @@
 """Sampling and judging a group: spans, yes/no log-odds, seeds."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
-import pytest
 import torch
-from helpers import naive_log_probs
+from helpers import first, naive_log_probs
 
 import ced
 import data
 import rollout
+from config import Config
 from models import Vision
-from train import Config, rewards_of
 
 CONFIG = Config(**{"group_size": 8, "max_new_tokens": 16})
-
-
-@pytest.fixture(scope="module")
-def samples(world, tiny_policy):
-    return data.load(world["consistent"], tiny_policy.grid, 0.005, 0.6, 2)[0]
-
-
-def first(samples, family):
-    return next(s for s in samples if s.family == family)
 
 
 LOOK = "<think> look at the {} </think> <answer> {} </answer><|im_end|>"
@@ -32,6 +21,24 @@ HABIT = "<think> as usual for {} </think> <answer> {} </answer><|im_end|>"
 def test_seeds_are_functions_of_their_key():
     draws = [torch.rand(1, generator=rollout.seeded(*key)).item() for key in [(0, "a"), (0, "a"), (1, "a"), (0, "b")]]
     assert draws[0] == draws[1] and len(set(draws)) == 3
+
+
+def test_prompts_sampled_together_get_the_answers_they_get_alone(tiny_policy, samples):
+    """Prompts of five lengths, padded; chunks of two prompts; log π to rounding. The padded prompt audits as the bare one."""
+    mixed = [first(samples, family) for family in data.FAMILIES] + [samples[-1]]
+    draws = lambda: [rollout.seeded("together", s.id) for s in mixed]  # noqa: E731
+    alone = [rollout.sample_group(tiny_policy, s, CONFIG, 8, d) for s, d in zip(mixed, draws())]
+    assert len({len(group.prompt) for group in alone}) > 2
+    for rows in (40, 16):
+        config = replace(CONFIG, sample_rows=rows)
+        groups = list(rollout.sample_groups(tiny_policy, mixed, config, 8, draws()))
+        for one, own in zip(groups, alone):
+            assert one.sample is own.sample and one.texts == own.texts and torch.equal(one.responses.ids, own.responses.ids)
+            for name in ("log_probs", "unit_log_probs"):
+                torch.testing.assert_close(getattr(one.responses, name), getattr(own.responses, name), atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                rollout.judge(tiny_policy, one, config).m, rollout.judge(tiny_policy, own, config).m, atol=1e-4, rtol=0
+            )
 
 
 def test_sensitivities_equal_the_naive_difference(tiny_policy, samples):
@@ -78,25 +85,6 @@ def test_identical_answers_get_identical_judgements(tiny_policy, samples):
     group = rollout.given_group(tiny_policy, first(samples, "attribute"), texts, config)
     judgement = rollout.judge(tiny_policy, group, config)
     assert judgement.m[0] == judgement.m[2] and judgement.m_cot[0] == judgement.m_cot[2]
-
-
-def judgement_of(r_ans, m, parsed) -> SimpleNamespace:
-    return SimpleNamespace(r_ans=torch.tensor(r_ans), m=torch.tensor(m), m_cot=-torch.tensor(m), parsed=torch.tensor(parsed))
-
-
-def test_presence_is_rewarded_by_correctness_alone(samples):
-    judgement = judgement_of([1.0, 0.0], [0.9, -0.9], [True, True])
-    assert rewards_of(judgement, first(samples, "presence"), CONFIG).tolist() == [1.0, 0.0]
-    assert rewards_of(judgement, first(samples, "counting"), CONFIG).tolist() == pytest.approx([1.09, -0.09], abs=1e-3)
-
-
-@pytest.mark.parametrize("method", ["correctness", "additive", "answer-ced", "cot-ced"])
-@pytest.mark.parametrize("r_wrong", [0.0, -0.25])
-def test_no_wrong_answer_falls_below_an_unreadable_one(samples, method, r_wrong):
-    m = torch.linspace(-1, 1, 101).tolist()
-    config = Config(method=method, r_wrong=r_wrong)
-    rewards = rewards_of(judgement_of([r_wrong] * 102, m + [0.0], [True] * 101 + [False]), first(samples, "counting"), config)
-    assert rewards[-1] == pytest.approx(r_wrong - config.eps_tie) and (rewards[:-1] >= rewards[-1] - 1e-6).all()
 
 
 def test_vision_keeps_its_grid_when_edited(tiny_policy, samples):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from helpers import random_policy
 
-import pictures
 import rollout
-import speed
+from studies import speed
+from support import pictures
 
 PARTS = ("prompt", "sample", "audit", "reference and update")
 

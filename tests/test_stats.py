@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stats import (
+from support.stats import (
     auc,
     bootstrap,
     conditional_mutual_information,

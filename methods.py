@@ -1,0 +1,74 @@
+"""The controlled comparison on one screen: every method is a row that states only what it changes.
+
+    row           reward R                        in the loss
+    correctness   R_ans
+    additive      R_ans + λ m
+    papo          R_ans                           − γ KL(π(·|I) ‖ π(·|I_mask)) + η (two entropies)     related/papo.py
+    vppo          R_ans                           tokens weighted by their visual dependency          related/vppo.py
+    answer-ced    R_ans · g(m) + ε_tie · m
+    cot-ced       the same, m averaged over the response
+
+Data, steps, seeds, sampling, the router and everything else are those of train.py for all of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import ced
+import data
+from config import Config, InputError
+from related import papo, vppo
+from rollout import Judgement
+
+MARGINS = 2001  # at which a method's pay for a wrong answer is looked at, from -1 to 1
+
+
+class Method(NamedTuple):
+    """A row: its reward, and what else it changes in the loss.
+
+    reward(judgement, config) → (G,)
+    token_weights(policy, group, judgement, config) → (G, T), without gradient
+    extra_loss(policy, group, rows, log_probs, shares, config) → (), adding up over rows (`grpo.token_shares`)
+    """
+
+    reward: Callable[[Judgement, Config], Tensor]
+    token_weights: Callable[..., Tensor] | None = None
+    extra_loss: Callable[..., Tensor] | None = None
+
+
+METHODS = {
+    "correctness": Method(lambda j, c: j.r_ans),
+    "additive": Method(lambda j, c: ced.additive_reward(j.r_ans, j.m, c.lam)),
+    "papo": Method(lambda j, c: j.r_ans, extra_loss=papo.extra_loss),
+    "vppo": Method(lambda j, c: j.r_ans, token_weights=vppo.token_weights),
+    "answer-ced": Method(lambda j, c: ced.evidence_reward(j.r_ans, j.m, c.tau_g, c.eps_tie)),
+    "cot-ced": Method(lambda j, c: ced.evidence_reward(j.r_ans, j.m_cot, c.tau_g, c.eps_tie)),
+}
+
+
+def method_of(config: Config) -> Method:
+    """The row that a configuration names. Raises InputError if there is none of that name."""
+    if config.method not in METHODS:
+        raise InputError(f"--method: expected one of {', '.join(METHODS)}; found {config.method!r}")
+    return METHODS[config.method]
+
+
+def rewards_of(judgement: Judgement, sample: data.Sample, config: Config) -> Tensor:
+    """R (G,): the method's reward, or correctness alone for presence samples (the router: two actions bound the variance)."""
+    return unrouted_rewards(judgement, "correctness" if sample.family == "presence" else config.method, config)
+
+
+def unrouted_rewards(judgement: Judgement, method: str, config: Config) -> Tensor:
+    """R (G,) by the method's formula, whatever the family. An answer that cannot be found has no margin; it gets the floor."""
+    return torch.where(judgement.parsed, METHODS[method].reward(judgement, config), floor_of(judgement, method, config))
+
+
+def floor_of(judgement: Judgement, method: str, config: Config) -> float:
+    """What an unreadable answer earns: r_wrong − ε_tie or, if that is less, the least that the method pays a wrong one."""
+    m = torch.linspace(-1, 1, MARGINS)
+    wrong = replace(judgement, r_ans=torch.full_like(m, config.r_wrong), m=m, m_cot=m)
+    return min(config.r_wrong - config.eps_tie, float(METHODS[method].reward(wrong, config).min()))

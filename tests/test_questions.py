@@ -1,0 +1,34 @@
+"""Which questions a configuration means, and prompts that are too long for it."""
+
+from dataclasses import replace
+
+import pytest
+
+import data
+from config import Config, InputError
+from support.questions import check_prompts, load_samples
+
+CONFIG = Config()
+
+
+def test_the_toy_world_is_drawn_and_counted(small_world, tiny_policy, tmp_path, capsys):
+    train, held_out = load_samples(CONFIG, tiny_policy, tmp_path / "a")
+    assert train and list(held_out) == ["consistent", "conflict"] and all(held_out.values())
+    assert f"{len(train)} train, {len(held_out['consistent'])} consistent" in capsys.readouterr().out
+    again, _ = load_samples(CONFIG, tiny_policy, tmp_path / "b", quiet=True)
+    assert [s.question for s in again] == [s.question for s in train] and capsys.readouterr().out == ""
+
+
+def test_a_folder_of_ones_own_is_divided_by_image(world, tiny_policy, tmp_path):
+    train, held_out = load_samples(replace(CONFIG, data=str(world["consistent"])), tiny_policy, tmp_path, quiet=True)
+    parts = [{s.image_id for s in samples} for samples in (train, *held_out.values())]
+    assert all(parts) and sum(map(len, parts)) == len(set.union(*parts))
+    assert all(data.split_of(image) == "train" for image in parts[0])
+
+
+def test_a_prompt_that_is_too_long_is_refused_and_named(world, tiny_policy):
+    samples = data.load(world["conflict"], tiny_policy.grid, 0.005, 0.6, 2)[0]
+    longest = max(len(tiny_policy.prompt(s.question, 36)) for s in samples)
+    check_prompts(tiny_policy, samples, replace(CONFIG, max_prompt_tokens=longest))
+    with pytest.raises(InputError, match=rf"png: its prompt has {longest} tokens, 36 of them visual; .*allows {longest - 1}"):
+        check_prompts(tiny_policy, samples, replace(CONFIG, max_prompt_tokens=longest - 1))
