@@ -120,14 +120,10 @@ def span_mask(spans: Sequence[tuple[int, int] | None], length: int) -> Tensor:
 
 def flipped(policy: Policy, ids: list[int], span: tuple[int, int] | None) -> tuple[list[int], tuple[int, int] | None]:
     """A response's ids with its yes turned into no (or no into yes), and the new answer's span; None if it has neither."""
-    text = policy.decode(ids[slice(*span)]) if span else ""
-    said = answers.parse_yesno(text)
-    if said is None:
+    other = answers.opposite(policy.decode(ids[slice(*span)])) if span else None
+    if other is None:
         return ids, None
-    at = text.lower().index(said)
-    other = {"yes": "no", "no": "yes"}[said]
-    other = other.title() if text[at].isupper() else other
-    new = policy.tokenizer(text[:at] + other + text[at + len(said) :], add_special_tokens=False)["input_ids"]
+    new = policy.tokenizer(other, add_special_tokens=False)["input_ids"]
     return ids[: span[0]] + new + ids[span[1] :], (span[0], span[0] + len(new))
 
 

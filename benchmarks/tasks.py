@@ -332,7 +332,7 @@ def mmmu_choice(text: str, options: dict[str, str]) -> str | None:
     for mark in ",.!?;:'":
         text = text.strip(mark)
     text = f" {text} "
-    ways = [{letter: text.rfind(f"({letter})") for letter in options}, {letter: text.rfind(f" {letter} ") for letter in options}]
+    ways = [{letter: text.rfind(mark.format(letter)) for letter in options} for mark in ("({})", " {} ")]
     if len(text.split()) > 5:
         ways.append({letter: text.lower().rfind(option.lower()) for letter, option in options.items()})
     return next((max(at, key=at.get) for at in ways if max(at.values()) >= 0), None)
