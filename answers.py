@@ -342,8 +342,8 @@ _YESNO = {  # as a word of a sentence, and as all of one
             "|affirmative|是|对|有|はい|oui|s[íi]|ja|да|네|예"),
     "no": (r"\bno\b(?!-\w|\.? ?\d)(?=[^\w\n]*(?:$|[^\w\s])| (?:and|or|but|because|since|as|not|is|was|would|yes)\b)"
            r"|\b(?:nope|nah|不是的?|不)\b",
-           r"n|(?:it is )?false|incorrect|wrong|negative|not at all|(?:definitely|absolutely|certainly|of course) not|否|不对|没有"
-           "|いいえ|non|nein|нет|아니요|아니오"),
+           r"n|(?:it is )?false|incorrect|wrong|negative|not at all|(?:definitely|absolutely|certainly|of course) not|否|不对"
+           "|没有|いいえ|non|nein|нет|아니요|아니오"),
 }
 _YES_OR_NO = re.compile("(?im)" + "|".join(
     rf"(?P<{value}>{word})|(?:^|(?<=[.!?:是为])) ?[^\w\n]{{0,4}}(?P<{value}_>\b(?:{alone}))(?=[^\w\n;:/,]*(?:[.!\n]|\Z)|$)"

@@ -79,6 +79,15 @@ def test_flipping_keeps_case_and_context(tiny_policy):
     assert rollout.flipped(tiny_policy, ids, (1, 2)) == (ids, None) and rollout.flipped(tiny_policy, ids, None) == (ids, None)
 
 
+def test_what_was_read_is_flipped(tiny_policy, monkeypatch):
+    """The word that decided, not the first letters that look like it; a lone letter stays one."""
+    monkeypatch.setattr(type(tiny_policy), "decode", lambda self, ids: "".join(map(chr, ids)))
+    monkeypatch.setattr(tiny_policy, "tokenizer", lambda text, **_: {"input_ids": list(map(ord, text))})
+    for said, other in [("eyes? yes", "eyes? no"), ("Y", "N"), ("n", "y"), ("Ｙ", "N"), ("Nobody? No.", "Nobody? Yes.")]:
+        ids, span = rollout.flipped(tiny_policy, list(map(ord, f"<{said}>")), (1, 1 + len(said)))
+        assert "".join(map(chr, ids)) == f"<{other}>" and span == (1, 1 + len(other))
+
+
 def test_identical_answers_get_identical_judgements(tiny_policy, samples):
     texts = [LOOK.format("star", "red"), HABIT.format("star", "red"), LOOK.format("star", "red")]
     config = replace(CONFIG, method="cot-ced")
