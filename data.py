@@ -14,27 +14,52 @@ Source: Evidence-RL, Appendix A.1 (data), A.2 (proposals, filters); the question
 """
 
 import argparse
-import contextlib
 import hashlib
-import io
 import itertools
 import json
 import math
 import os
 import random
+import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
-from pycocotools.coco import COCO
 
 import ced
-from config import InputError
+from answers import is_correct
+from config import InputError, outside
+from reading import (
+    BOX,
+    FLAG,
+    ID,
+    IDS,
+    LIST,
+    OBJECT,
+    PIXELS,
+    SIZE,
+    TEXT,
+    Field,
+    fields,
+    json_lines,
+    locate,
+    make_folder,
+    open_image,
+    optional,
+    parse_json,
+    probe,
+    read_json,
+    require,
+    shown,
+    unique,
+)  # fmt: skip
+from words import class_name, plural, singular, with_article
 
 FAMILIES = ("attribute", "counting", "spatial", "presence")
 BOX_KEYS = ("proposal_bbox", "target_bbox", "argument_bbox")  # then metadata.bbox, then the centre box: A.2's priority
@@ -60,42 +85,15 @@ class Sample:
 
     @property
     def kind(self) -> str:
-        """How the answer is judged: see `answers.is_correct`."""
-        return {"counting": "count", "presence": "yesno"}.get(self.family, "word")
+        return kind_of(self.family)
 
 
-# ── 1. words ────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Some names need more than the rules: the singular with its article, and the plural.
-IRREGULAR = {
-    "person": ("a person", "people"),
-    "mouse": ("a mouse", "mice"),
-    "knife": ("a knife", "knives"),
-    "sheep": ("a sheep", "sheep"),
-    "skis": ("a pair of skis", "pairs of skis"),
-    "scissors": ("a pair of scissors", "pairs of scissors"),
-    "broccoli": ("a piece of broccoli", "pieces of broccoli"),
-}
+def kind_of(family: str) -> str:
+    """How an answer is judged: see `answers.is_correct`."""
+    return {"counting": "count", "presence": "yesno"}.get(family, "word")
 
 
-def with_article(name: str) -> str:
-    """`dog` → `a dog`, `apple` → `an apple`."""
-    if name in IRREGULAR:
-        return IRREGULAR[name][0]
-    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
-
-
-def singular(name: str) -> str:
-    """The noun after "the": `skis` → `pair of skis`."""
-    return with_article(name).split(" ", 1)[1]
-
-
-def plural(name: str) -> str:
-    """`bus` → `buses`, `person` → `people`."""
-    if name in IRREGULAR:
-        return IRREGULAR[name][1]
-    return f"{name}es" if name.endswith(("s", "x", "ch", "sh")) else f"{name}s"
-
-
+# ── 1. questions ────────────────────────────────────────────────────────────────────────────────────────────────────
 def subject(name: str, n: int) -> str:
     """The noun of a question about n objects: `star`, or `stars`."""
     return singular(name) if n == 1 else plural(name)
@@ -124,12 +122,13 @@ def ask_presence(name: str) -> str:
 # ── 2. COCO annotations → records ───────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True)
 class Instances:
-    """What one image says of one class. `countable` is False when a crowd or an unusable box hides the true number."""
+    """What one image says of one class. `countable` is False when a crowd, an unusable box or LVIS's list of classes
+    that are not exhaustively annotated hides the true number."""
 
     name: str
     boxes: list[tuple[float, float, float, float]]
     colors: set[str | None]
-    countable: bool
+    countable: bool  # every object of the class is there, with a box
 
     def side(self, width: int) -> str | None:
         """`left` or `right` if every box lies on that side of the image's middle, else None."""
@@ -138,34 +137,95 @@ class Instances:
         return "right" if all(x >= width / 2 for x, _, _, _ in self.boxes) else None
 
 
-def read_coco(folder: Path) -> COCO:
-    """The folder's `instances.json` through pycocotools. Raises InputError for a missing or malformed file."""
-    path = folder / "instances.json"
+def color_of(value: Any) -> str | None:
+    """A color is one if it is a word: tools also store the index or the RGB of a pen there."""
+    return value.lower() if isinstance(value, str) and re.fullmatch(r"[^\W\d_]+([ -][^\W\d_]+)*", value) else None
+
+
+COCO_LISTS = {"images": LIST, "annotations": LIST, "categories": LIST}
+CATEGORY = {"id": ID, "name": TEXT, "supercategory": optional(Field("anything", str))}
+IMAGE = {
+    "id": ID,
+    "file_name": TEXT,
+    "width": PIXELS,
+    "height": PIXELS,
+    "neg_category_ids": optional(IDS),  # LVIS: classes verified absent
+    "not_exhaustive_category_ids": optional(IDS),  # LVIS: classes of which more are there than were annotated
+}
+ANNOTATION = {
+    "image_id": ID,
+    "category_id": ID,
+    "bbox": BOX,
+    "iscrowd": optional(FLAG),
+    "color": optional(Field("anything", color_of)),  # this project's own
+}
+
+
+@dataclass(frozen=True)
+class Coco:
+    """What an `instances.json` says, its fields read by the tables above. Ids are texts."""
+
+    images: dict[str, dict]
+    names: dict[str, str]  # category id → the class's name in questions; two categories may share one
+    annotations: dict[str, list[dict]]  # image id → its annotations, of the classes in `names`
+
+
+def read_coco(folder: Path, counts: Counter | None = None) -> Coco:
+    """The folder's `instances.json`. What is left out is added to `counts`. Raises InputError, naming file, entry and field."""
+    path, counts = folder / "instances.json", Counter() if counts is None else counts
     if not path.is_file():
         raise InputError(f"{folder}: expected a COCO folder with an instances.json and its images; found no {path.name}")
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # pycocotools reports its progress on stdout
-            coco = COCO(str(path))
-        lists = coco.dataset["images"], coco.dataset["annotations"], coco.dataset["categories"]
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}: not JSON: {error}") from error
-    except (KeyError, TypeError, AssertionError) as error:
-        raise InputError(f"{path}: expected COCO's lists images, annotations and categories: {error!r}") from error
-    for annotation in lists[1]:
-        check_annotation(annotation, coco, path)
-    return coco
+    lists = fields(read_json(path), COCO_LISTS, path)
+    tables = {"images": IMAGE, "annotations": ANNOTATION, "categories": CATEGORY}
+    images, annotations, categories = (
+        [fields(entry, table, place(path, kind, i, entry)) for i, entry in enumerate(lists[kind])]
+        for kind, table in tables.items()
+    )
+    for kind, entries in (("images", images), ("categories", categories)):
+        unique([entry["id"] for entry in entries], path, kind)
+    by_image: dict[str, list[dict]] = {image["id"]: [] for image in images}
+    known = {category["id"] for category in categories}
+    for i, annotation in enumerate(annotations):
+        where = place(path, "annotations", i, lists["annotations"][i])
+        for name, ids in (("image_id", by_image), ("category_id", known)):
+            if annotation[name] not in ids:
+                raise InputError(f"{where}: {name}: expected the id of one of the file's; found {annotation[name]!r}")
+        by_image[annotation["image_id"]].append(annotation)
+    names = names_of(categories, {a["category_id"] for a in annotations}, counts)
+    return Coco({i["id"]: i for i in images}, names, {i: distinct(found, names, counts) for i, found in by_image.items()})
 
 
-def check_annotation(annotation: dict, coco: COCO, path: Path) -> None:
-    """Raises InputError unless the annotation's image and category exist and its box is four finite numbers."""
-    where = f"{path}: annotation {annotation.get('id')}"
-    if annotation.get("image_id") not in coco.imgs:
-        raise InputError(f"{where}: no image {annotation.get('image_id')}")
-    if annotation.get("category_id") not in coco.cats:
-        raise InputError(f"{where}: no category {annotation.get('category_id')}")
-    box = annotation.get("bbox")
-    if not (isinstance(box, list) and len(box) == 4 and all(isinstance(v, int | float) and math.isfinite(v) for v in box)):
-        raise InputError(f"{where}: bbox: expected [x, y, width, height]; found {box!r}")
+def place(path: Path, kind: str, position: int, entry: Any) -> str:
+    """Where an entry of a list is: by its position, and its id where it has one."""
+    own = f" (id {shown(entry['id'])})" if isinstance(entry, dict) and "id" in entry else ""
+    return f"{path}: {kind}[{position}]{own}"
+
+
+def names_of(categories: list[dict], annotated: set[str], counts: Counter) -> dict[str, str]:
+    """Category id → the name that questions use. Without those that are no class to ask about: names without a letter, and the
+    parents of other classes that annotate nothing themselves, as Roboflow exports them."""
+    parents = {category["supercategory"] for category in categories}
+    names = {}
+    for category in categories:
+        if not (name := class_name(category["name"])):
+            counts["classes whose name holds no letter, left out"] += 1
+        elif category["id"] not in annotated and category["name"] in parents:
+            counts["parent classes that annotate nothing, left out"] += 1
+        else:
+            names[category["id"]] = name
+    return names
+
+
+def distinct(annotations: list[dict], names: dict[str, str], counts: Counter) -> list[dict]:
+    """One image's annotations of the classes in names; a box that a class has twice is one object."""
+    kept: dict[tuple, dict] = {}
+    for a in annotations:
+        if a["category_id"] in names:
+            kept.setdefault((names[a["category_id"]], a["bbox"], a["iscrowd"]), a)
+    repeated = sum(a["category_id"] in names for a in annotations) - len(kept)
+    if repeated:
+        counts["boxes that their class has twice, taken once"] += repeated
+    return list(kept.values())
 
 
 def clip(box: Sequence[float], size: tuple[int, int]) -> tuple[float, float, float, float] | None:
@@ -176,14 +236,15 @@ def clip(box: Sequence[float], size: tuple[int, int]) -> tuple[float, float, flo
     return (x0, y0, w, h) if min(w, h) >= MIN_SIDE else None
 
 
-def instances_of(coco: COCO, image: dict, counts: Counter) -> list[Instances]:
+def instances_of(coco: Coco, image: dict, counts: Counter) -> list[Instances]:
     """The image's annotations by class, in the classes' order. Clipped and unusable boxes are added to `counts`."""
     by_class: dict[str, list[dict]] = {}
-    for annotation in coco.imgToAnns[image["id"]]:
-        by_class.setdefault(coco.cats[annotation["category_id"]]["name"], []).append(annotation)
+    for annotation in coco.annotations[image["id"]]:
+        by_class.setdefault(coco.names[annotation["category_id"]], []).append(annotation)
+    more = {coco.names.get(i) for i in image["not_exhaustive_category_ids"] or ()}
     found = []
     for name, annotations in sorted(by_class.items()):
-        single = [a for a in annotations if not a.get("iscrowd", 0)]
+        single = [a for a in annotations if not a["iscrowd"]]
         clipped = [clip(a["bbox"], (image["width"], image["height"])) for a in single]
         boxes = [box for box in clipped if box is not None]
         counts["boxes clipped to the image"] += sum(
@@ -191,8 +252,8 @@ def instances_of(coco: COCO, image: dict, counts: Counter) -> list[Instances]:
         )
         counts["boxes of no area inside the image, dropped"] += len(clipped) - len(boxes)
         if boxes:
-            colors = {a.get("color") for a in single}
-            found.append(Instances(name, boxes, colors, countable=len(boxes) == len(annotations)))
+            countable = len(boxes) == len(annotations) and name not in more
+            found.append(Instances(name, boxes, {a["color"] for a in single}, countable))
     return found
 
 
@@ -206,18 +267,19 @@ def ask_about(image: dict, found: list[Instances], absent: list[str], rng: rando
         n, target = len(group.boxes), {"target_bbox": group.boxes}
         if group.countable and n <= MAX_COUNT:
             yield {"family": "counting", "question": ask_count(group.name), "answer": str(n), **target}
-        if len(group.colors) == 1 and None not in group.colors:
+        if group.countable and len(group.colors) == 1 and None not in group.colors:
             yield {"family": "attribute", "question": ask_color(group.name, n), "answer": min(group.colors), **target}
         if (side := group.side(image["width"])) and group.countable:
             yield {"family": "spatial", "question": ask_side(group.name, n), "answer": side, **target}
-    single = [g for g in found if g.countable and len(g.boxes) == 1 and g.colors == {None}]
+    single = [g for g in found if g.countable and len(g.boxes) == 1 and g.colors == {None} and " or " not in g.name]
     for pair in itertools.combinations(single, 2):
         a, b = sorted(pair, key=lambda g: g.boxes[0][2] * g.boxes[0][3])  # a is the smaller
         if b.boxes[0][2] * b.boxes[0][3] >= SIZE_RATIO * a.boxes[0][2] * a.boxes[0][3]:
             question = ask_larger(*(g.name for g in rng.sample(pair, 2)))  # either order, or "the first" would be right
             boxes = {"argument_bbox": a.boxes + b.boxes}
             yield {"family": "attribute", "question": question, "answer": singular(b.name), **boxes}
-    if absent and (bool(image["neg_category_ids"]) if "neg_category_ids" in image else rng.random() < 0.5):
+    verified = image["neg_category_ids"]
+    if absent and (rng.random() < 0.5 if verified is None else verified):
         yield {"family": "presence", "question": ask_presence(rng.choice(absent)), "answer": "no"}
     elif found:
         group = rng.choice(found)
@@ -225,25 +287,45 @@ def ask_about(image: dict, found: list[Instances], absent: list[str], rng: rando
         yield {"family": "presence", "question": question, "answer": "yes", "target_bbox": group.boxes}
 
 
+def absent_names(coco: Coco, image: dict) -> list[str]:
+    """Names of classes that the image does not show: of those that LVIS has verified, where it has; by category id."""
+    verified = coco.names if image["neg_category_ids"] is None else image["neg_category_ids"]
+    seen = {coco.names[a["category_id"]] for a in coco.annotations[image["id"]]}  # a crowd is present, though never counted
+    doubtful = seen | {name for i, name in coco.names.items() if i not in verified}  # two categories may share a name
+    return list(dict.fromkeys(coco.names[i] for i in in_order(verified) if i in coco.names and coco.names[i] not in doubtful))
+
+
+def in_order(ids: Iterable[str]) -> list[str]:
+    """Ids in the order of their numbers, if they are numbers."""
+    return sorted(ids, key=lambda i: (len(i), i))
+
+
 def coco_records(folder: Path, counts: Counter) -> Iterator[dict]:
     """Records of all images of a COCO-format folder, in the order of image ids."""
-    coco = read_coco(folder)
-    names = {i: c["name"] for i, c in coco.cats.items()}
-    for image_id in sorted(coco.imgs):
-        image = coco.imgs[image_id]
-        missing = {"file_name", "width", "height"} - image.keys()
-        if missing:
-            raise InputError(f"{folder}/instances.json: image {image_id} lacks {', '.join(sorted(missing))}")
+    coco = read_coco(folder, counts)
+    for image_id in in_order(coco.images):
+        image = coco.images[image_id]
         path = next((p for p in (folder / "images" / image["file_name"], folder / image["file_name"]) if p.is_file()), None)
         if path is None:
             raise InputError(f"{folder}/instances.json: image {image_id}: no file {image['file_name']} there or in images/")
-        found = instances_of(coco, image, counts)
-        seen = {names[a["category_id"]] for a in coco.imgToAnns[image_id]}  # a crowd is present, though never counted
-        negatives = image.get("neg_category_ids", names)
-        absent = [names[i] for i in sorted(negatives) if names[i] not in seen]
-        common = {"image_id": str(image_id), "image": str(path), "size": (image["width"], image["height"])}
-        for i, record in enumerate(ask_about(image, found, absent, random.Random(f"ask {image_id}"))):
-            yield {"id": f"{image_id}-{i}", **common, **record}
+        size, found = (image["width"], image["height"]), instances_of(coco, image, counts)
+        records = list(ask_about(image, found, absent_names(coco, image), random.Random(f"ask {image_id}")))
+        if records:
+            check_image(path, size, counts)
+        for i, record in enumerate(records):
+            yield {"id": f"{image_id}-{i}", "image_id": image_id, "image": str(path), "size": size, **record}
+
+
+def check_image(path: Path, size: tuple[int, int] | None, counts: Counter) -> tuple[int, int]:
+    """The stored size of an image. Raises InputError unless it decodes, at the annotated (width, height) if that is given."""
+    stored, orientation = probe(path)
+    if size not in (None, stored):
+        told = f"; EXIF orientation {orientation} has viewers turn it" if orientation != 1 else ""
+        turned = f", the transpose{told}: boxes must refer to the pixels as they are stored" if size == stored[::-1] else ""
+        raise InputError(f"{path}: annotated as {size[0]}x{size[1]}, found {stored[0]}x{stored[1]}{turned}")
+    if orientation != 1:
+        counts["images that viewers turn (EXIF orientation): boxes are taken to refer to the pixels as stored"] += 1
+    return stored
 
 
 # ── 3. records → samples ────────────────────────────────────────────────────────────────────────────────────────────
@@ -279,32 +361,86 @@ def to_sample(record: dict) -> Sample:
     )
 
 
-def jsonl_records(path: Path) -> Iterator[dict]:
+def boxes_of(value: Any) -> list[tuple[float, float, float, float]]:
+    """One box, or a list of boxes, as a list."""
+    nested = isinstance(value, list) and all(isinstance(one, list) for one in value)
+    return [BOX.read(one) for one in (value if nested else [value])]
+
+
+def answer_of(value: Any) -> str:
+    """An answer as text: 0 and false are answers."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    require(isinstance(value, str) and value.strip() != "" or isinstance(value, int | float) and math.isfinite(value))
+    return str(value)
+
+
+def family_of(value: Any) -> str:
+    require(value in FAMILIES)
+    return value
+
+
+BOXES = Field("[x, y, width, height], four finite numbers, or a list of such boxes", boxes_of)
+RECORD = {  # a line of one's own data
+    "image": Field("the path of an image", lambda cell: cell if cell else require(False)),
+    "question": TEXT,
+    "answer": Field("a text or a number, one", answer_of),
+    "family": Field(f"one of {', '.join(FAMILIES)}", family_of),
+    "id": optional(ID),
+    "image_id": optional(ID),
+    "size": optional(SIZE),
+    **dict.fromkeys(BOX_KEYS, optional(BOXES)),
+    "metadata": optional(OBJECT),
+}
+METADATA = {"bbox": optional(BOXES)}
+ANSWERS = {"count": "a number", "yesno": "yes or no", "word": "a word"}
+
+
+def jsonl_records(path: Path, counts: Counter) -> Iterator[dict]:
     """Records of one's own data, a JSON object a line: image (a path, from the file's folder), question, answer, family, and
     any of the box keys of `evidence_boxes`. Raises InputError with the numbers of all bad lines.
     """
-    bad = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    bad, ids, sizes = [], Counter(), {}
+    for number, line in json_lines(path):
         try:
-            record = json.loads(line)
-            missing = [key for key in ("image", "question", "answer", "family") if not record.get(key)]
-            if missing:
-                raise InputError(f"lacks {', '.join(missing)}")
-            if record["family"] not in FAMILIES:
-                raise InputError(f"family: expected one of {', '.join(FAMILIES)}; found {record['family']!r}")
-            image = path.parent / record["image"]
-            with Image.open(image) as opened:
-                size = opened.size
-            record = {"id": f"line-{number}", "image_id": str(record["image"])} | record | {"image": str(image), "size": size}
-            record["answer"] = str(record["answer"])
-            evidence_boxes(record)
-        except (InputError, AttributeError, TypeError, ValueError, OSError) as error:
-            bad.append(f"line {number}: {error}")
+            record = line_record(parse_json(line, "line"), number, path.parent, sizes, counts)
+            ids[record["id"]] += 1
+            if ids[record["id"]] > 1:
+                raise InputError(f"id: expected ids that differ; found {record['id']!r} again")
+        except InputError as error:
+            bad.append(f"line {number}: {str(error).removeprefix('line: ')}")
             continue
         if not bad:
             yield record
     if bad:
-        raise InputError(f"{path}: {len(bad)} bad lines: " + "; ".join(bad[:20]))
+        raise InputError(f"{path}: {len(bad)} bad line{'s' * (len(bad) > 1)}: " + "; ".join(bad[:20]))
+
+
+def line_record(entry: Any, number: int, folder: Path, sizes: dict, counts: Counter) -> dict:
+    """The record of one line. sizes holds those of the images seen so far. Raises InputError without the line's place."""
+    values = fields(entry, RECORD, "line")
+    values["metadata"] = fields(values["metadata"] or {}, METADATA, "line: metadata")
+    image = locate(values["image"], folder)
+    if not isinstance(image, Path):
+        raise InputError(f"image: expected the path of a file; found {shown(values['image'])}")
+    if image not in sizes or values["size"] not in (None, sizes[image]):
+        sizes[image] = check_image(image, values["size"], counts)
+    name = str(image.relative_to(folder)) if image.is_relative_to(folder) else str(image)
+    names = {"id": values["id"] or f"line-{number}", "image_id": values["image_id"] or name}
+    record = values | names | {"image": str(image), "size": sizes[image]}
+    evidence_boxes(record)
+    check_gold(record["answer"], kind_of(record["family"]))
+    return record
+
+
+def check_gold(answer: str, kind: str) -> None:
+    """Raises InputError unless an answer can be read by the parser that will judge by it."""
+    try:
+        if is_correct(f"<answer>{answer}</answer>", answer, kind):
+            return
+    except ValueError:
+        pass
+    raise InputError(f"answer: expected {ANSWERS[kind]}; found {shown(answer)}, which cannot be read as one")
 
 
 def usable_records(
@@ -321,7 +457,9 @@ def usable_records(
     only regions that leave nothing to compare them with are dropped: its reward uses none, and "no" has no box of its own.
     Every record is counted.
     """
-    for record in jsonl_records(source) if source.suffix == ".jsonl" else coco_records(source, counts):
+    if source.is_file() and source.suffix != ".jsonl":
+        raise InputError(f"{source}: expected a COCO folder, or a file of JSON lines that is called .jsonl; found another file")
+    for record in (jsonl_records if source.suffix == ".jsonl" else coco_records)(source, counts):
         sample = to_sample(record)
         boxes = torch.tensor(sample.boxes)
         tokens = region_size(boxes, sample.size, grid_of)
@@ -347,34 +485,10 @@ def load(
 ) -> tuple[list[Sample], Counter]:
     """Samples of a COCO-format folder or a JSONL file, and what was asked and dropped: see `usable_records`."""
     source, counts = Path(source), Counter()
-    if source.suffix == ".jsonl" and not source.is_file():
-        raise InputError(f"{source}: no such file")
     samples = [sample for _, sample in usable_records(source, grid_of, min_area, max_area, min_tokens, counts)]
     if not samples:
         raise InputError(f"{source}: no usable sample; counts: {dict(counts) or 'no annotations'}")
-    for path, size in {s.image: s.size for s in samples}.items():
-        check_image(path, size)
     return samples, counts
-
-
-def check_image(path: Path, size: tuple[int, int]) -> None:
-    """Raises InputError unless the image decodes at the annotated (width, height): boxes refer to stored pixels."""
-    try:
-        with Image.open(path) as image:
-            found = image.size
-            image.draft("L", (1, 1))  # JPEG: decode at 1/8 of the size, enough to notice a truncated file
-            image.load()
-    except (OSError, SyntaxError) as error:
-        raise InputError(f"{path}: the image does not decode: {error}") from error
-    if found != tuple(size):
-        raise InputError(f"{path}: annotated as {size[0]}x{size[1]}, found {found[0]}x{found[1]}")
-
-
-def open_image(path: Path) -> Image.Image:
-    """The stored pixels as RGB, whatever the file's mode (grey, palette, RGBA, CMYK). EXIF rotation is not applied,
-    because COCO boxes refer to the pixels as stored."""
-    with Image.open(path) as image:
-        return image.convert("RGBA").convert("RGB") if image.mode in ("P", "PA", "LA") else image.convert("RGB")
 
 
 def split_of(image_id: str) -> str:
@@ -428,7 +542,8 @@ def write_samples(source: Path, out: Path, cell: int, min_area: float, max_area:
         counts[f"{split_of(sample.image_id)}: kept"] += 1
     if not samples:
         raise InputError(f"{source}: no usable sample; counts: {dict(counts)}")
-    out.write_text("\n".join(lines) + "\n")
+    make_folder(out.parent, "--out")
+    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(*(f"{name}: {n}" for name, n in sorted(counts.items())), sep="\n")
     return samples
 
@@ -450,6 +565,16 @@ def draw_samples(samples: Sequence[Sample]) -> Image.Image:
     return sheet
 
 
+def check_flags(args: argparse.Namespace) -> None:
+    """Raises InputError, naming the flag, for numbers out of range, and for a file that `train.py --data` would not know."""
+    bounds = {"cell": {"least": 1}, "min_area": {"least": 0}, "max_area": {"above": 0}, "min_tokens": {"least": 1}}
+    for name, bound in bounds.items():
+        if expected := outside(getattr(args, name), **bound):
+            raise InputError(f"--{name.replace('_', '-')}: expected {expected}; found {getattr(args, name)}")
+    if args.out.suffix != ".jsonl" or args.out.is_dir():
+        raise InputError(f"--out: expected a file that is called .jsonl, by which train.py knows it; found {args.out}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """`python data.py --coco DIR --out samples.jsonl`: a COCO folder as a sample file, with counts and a picture."""
     parser = argparse.ArgumentParser(description="Build a sample file from a COCO-format folder.")
@@ -459,10 +584,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--min-area", type=float, default=0.005, help="smallest area fraction of an evidence region")
     parser.add_argument("--max-area", type=float, default=0.6, help="largest area fraction of an evidence region")
     parser.add_argument("--min-tokens", type=int, default=2, help="fewest visual tokens of an evidence region")
+    parser.add_argument("--debug", action="store_true", help="show where an error of the input was met")
     args = parser.parse_args(argv)
     try:
+        check_flags(args)
         samples = write_samples(args.coco, args.out, args.cell, args.min_area, args.max_area, args.min_tokens)
     except InputError as error:
+        if args.debug:
+            raise
         print(f"data.py: {error}", file=sys.stderr)
         return 2
     draw_samples(random.Random(0).sample(samples, min(12, len(samples)))).save(args.out.with_suffix(".png"))

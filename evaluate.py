@@ -23,6 +23,7 @@ from config import Config, InputError, flag, load_config
 from rollout import measure
 from studies import comparison
 from support import ranks
+from support.checkpoint import read_results
 from support.questions import load_samples
 from train import load_policy
 
@@ -56,7 +57,7 @@ def table(scores: dict[str, dict[str, dict]]) -> str:
 
 def compare(runs: Sequence[Path]) -> str:
     """The runs side by side: accuracy before and after on every split, as each run measured it at its end."""
-    results = {run: json.loads((run / "results.json").read_text()) for run in runs}
+    results = {run: read_results(run) for run in runs}
     splits = list(dict.fromkeys(split for r in results.values() for split in r["after"]))
     lines = [
         f"| run | method | seed | {' | '.join(f'{s} before → after' for s in splits)} | look share | margin |",
@@ -114,6 +115,7 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument("--table3", action="store_true", help="the controlled comparison; `--table3 --help` shows its own flags")
     parser.add_argument("--split", help="one held-out split only (toy: consistent, conflict; COCO: val, probe)")
     parser.add_argument("--prompts", type=int, help="questions of each family and split (default: the run's --eval-prompts)")
+    parser.add_argument("--debug", action="store_true", help="show where an error of the input was met")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     asked, default = parser.add_argument_group("benchmarks"), harness.Asking()
     asked.add_argument("--benchmarks", nargs="+", metavar="NAME", help=f"of {', '.join(harness.BENCHMARKS)}")
@@ -161,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--table3" in argv:
         return comparison.main([part for part in argv if part != "--table3"])
     args = make_parser().parse_args(argv)
-    return ranks.command("evaluate.py", lambda: act(args))
+    return ranks.command("evaluate.py", lambda: act(args), args.debug)
 
 
 if __name__ == "__main__":

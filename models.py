@@ -19,6 +19,8 @@ import argparse
 import contextlib
 import copy
 import hashlib
+import re
+import shutil
 import sys
 import warnings
 from collections import defaultdict
@@ -31,6 +33,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from huggingface_hub import snapshot_download
 from peft import PeftModel
 from PIL import Image
 from torch import Tensor
@@ -47,6 +50,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 import grpo
 from config import InputError, load_config
+from reading import first_line, make_folder, read_object, shown
 
 # PEFT reads an attribute of the model under the name that transformers has given up, once for every adapter.
 warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
@@ -59,6 +63,8 @@ BACKBONES = {
     "qwen3-vl-8b": "Qwen/Qwen3-VL-8B-Instruct",
     "qwen3.5-9b": "Qwen/Qwen3.5-9B",
 }
+ARCHITECTURES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")  # by the model_type of config.json
+POINTER = b"version https://git-lfs"
 INSTRUCTION = "First think inside <think> </think>, then give only the final answer inside <answer> </answer>."
 LOGIT_CHUNK = 256  # token positions projected to the vocabulary at a time: (256, 152k) in float32 is 0.16 GB
 STOP_TEST = 4  # tokens between two tests of which answers have ended: sampling's only wait for the device
@@ -127,6 +133,53 @@ class Responses:
         return [Responses(*(x[:, : int(part[1].sum(-1).max())] for x in part)) for part in parts]
 
 
+# ── what is loaded ──────────────────────────────────────────────────────────────────────────────────────────────────
+@contextlib.contextmanager
+def door(what: str, source: object) -> Iterator[None]:
+    """Within it, whatever is raised becomes one InputError: what was loaded, from where, and what is wrong.
+
+    transformers, peft, safetensors and torch document no errors, and raise dozens: this is the one place for all of them. The
+    original is the cause, and `--debug` shows it.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{what}: cannot be loaded from {source}: {type(error).__name__}: {first_line(error)}") from error
+
+
+def source_of(name: str) -> str:
+    """Where a backbone is loaded from: its id on the hub, or the directory itself.
+
+    Raises InputError, before anything large is read, for a directory that is no model of a known architecture.
+    """
+    if name in BACKBONES and name != "tiny":
+        return BACKBONES[name]
+    folder = Path(BACKBONES.get(name, name))
+    if not (folder / "config.json").is_file():
+        raise InputError(
+            f"--backbone: expected one of {', '.join(BACKBONES)}, or a directory with a config.json; found {name!r}"
+        )
+    config = read_object(folder / "config.json")
+    if "model_type" not in config and "backbone" in config:
+        raise InputError(f"--backbone {name}: a run of {config['backbone']}, not a model; evaluate it with --run, or write a "
+                         f"model with `python models.py merge {name} OUT`")  # fmt: skip
+    if config.get("model_type") not in ARCHITECTURES:
+        raise InputError(f"--backbone {name}: model_type in its config.json: expected one of {', '.join(ARCHITECTURES)}, "
+                         f"vision-language models; found {shown(config.get('model_type'))}")  # fmt: skip
+    refuse_pointers(folder)
+    return str(folder)
+
+
+def refuse_pointers(folder: Path) -> None:
+    """Raises InputError for weights that are the small text by which Git LFS stands for them."""
+    for path in [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+        with path.open("rb") as file:
+            if file.read(len(POINTER)) == POINTER:
+                raise InputError(f"{path}: expected weights; found a pointer of Git LFS: fetch the file with `git lfs pull`")
+
+
 class Policy:
     """A vision-language model with its tokenizer and image processor. Always in eval mode: there is no dropout."""
 
@@ -149,18 +202,23 @@ class Policy:
     def load(cls, name: str, device: str = "cpu", dtype: torch.dtype | str = torch.float32) -> "Policy":
         """A backbone by its name in BACKBONES, or from any local directory in transformers format.
 
-        Raises InputError for a name that is neither. AutoProcessor is avoided: its video half needs torchvision.
+        Raises InputError for a name that is neither, and for whatever fails. AutoProcessor is avoided: its video half needs
+        torchvision.
         """
-        if name not in BACKBONES and not (Path(name) / "config.json").is_file():
-            raise InputError(
-                f"--backbone: expected one of {', '.join(BACKBONES)}, or a directory with a config.json; found {name!r}"
-            )
-        source = BACKBONES.get(name, name)
-        try:
-            model = AutoModelForImageTextToText.from_pretrained(source, dtype=dtype).to(device)
-            return cls(model, AutoTokenizer.from_pretrained(source), AutoImageProcessor.from_pretrained(source))
-        except OSError as error:
-            raise InputError(f"--backbone {name}: cannot be loaded from {source}: {error}") from error
+        source = source_of(name)
+        model: PreTrainedModel
+        found: dict[str, Any]
+        with door(f"--backbone {name}", source):
+            model, found = AutoModelForImageTextToText.from_pretrained(source, dtype=dtype, output_loading_info=True)
+            if lacking := sorted(map(str, found["missing_keys"])):
+                raise InputError(f"--backbone {name}: {len(lacking)} weights are missing from {source}, as {lacking[0]}")
+            tokenizer = AutoTokenizer.from_pretrained(source)
+            if len(tokenizer) <= model.config.image_token_id:  # where files are missing, transformers makes an empty one
+                raise InputError(f"--backbone {name}: expected the model's tokenizer at {source}; found one of "
+                                 f"{len(tokenizer)} tokens, without the image token {model.config.image_token_id}")  # fmt: skip
+            if not tokenizer.chat_template:
+                raise InputError(f"--backbone {name}: expected a chat template at {source}: an instruction-tuned model has one")
+            return cls(model.to(device), tokenizer, AutoImageProcessor.from_pretrained(source))
 
     # ── text and image in ──
     def prompt(self, question: str, n_visual: int, thinking: bool = True) -> Tensor:
@@ -361,10 +419,15 @@ class Policy:
         return [p for p in self.adapter.parameters() if p.requires_grad]
 
     def load_adapter(self, folder: Path) -> None:
-        """Puts a saved PEFT adapter on the model. Raises InputError if there is none."""
+        """Puts a saved PEFT adapter on the model. Raises InputError if there is none, or if it is that of another model."""
         if not (folder / "adapter_config.json").is_file():
-            raise InputError(f"{folder}: expected a PEFT adapter with an adapter_config.json")
-        self.adapter = PeftModel.from_pretrained(self.model, str(folder))
+            raise InputError(f"{folder}: expected a PEFT adapter with an adapter_config.json; found none")
+        refuse_pointers(folder)
+        if not any(folder.glob("adapter_model.*")):
+            raise InputError(f"{folder}: expected the adapter's weights, adapter_model.safetensors; found none")
+        with door("the adapter", folder), warnings.catch_warnings():
+            warnings.filterwarnings("error", ".*missing adapter keys")  # PEFT would go on with random ones
+            self.adapter = PeftModel.from_pretrained(self.model, str(folder))
 
     def reference(self) -> contextlib.AbstractContextManager:
         """Within it, the policy is the reference: the same weights with the adapter switched off."""
@@ -379,14 +442,24 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, parts: Sequence[str | int], 
     """Token ids of a chat prompt of texts and images in their order; an image is given by how many visual tokens it has.
 
     thinking matters to templates that know it (Qwen3.5's prompt ends in an open <think>, or else in an empty closed one).
+    A text stays a text, though it hold `<|image_pad|>`: it has a stand-in in the template, which is then cut there, and is
+    encoded on its own, where the names of special tokens mean nothing.
     """
-    content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in parts]
-    text = tokenizer.apply_chat_template(
+    texts = {f"\ue000{k}\ue001": part for k, part in enumerate(parts) if isinstance(part, str)}  # of the private use area
+    stand_ins = iter(texts)
+    shape = [next(stand_ins) if isinstance(part, str) else part for part in parts]
+    content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in shape]
+    rendered = tokenizer.apply_chat_template(
         [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False, enable_thinking=thinking
     )
-    sizes = iter(part for part in parts if not isinstance(part, str))
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return [token for i in ids for token in [i] * (next(sizes) if i == image_token else 1)]
+    sizes, ids = iter(part for part in parts if not isinstance(part, str)), []
+    for piece in re.split("(\ue000\\d+\ue001)", rendered):
+        if piece in texts:
+            ids += tokenizer(texts[piece], add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        else:
+            own = tokenizer(piece, add_special_tokens=False)["input_ids"]
+            ids += [token for i in own for token in [i] * (next(sizes) if i == image_token else 1)]
+    return ids
 
 
 def token_grid(image_processor: Qwen2VLImageProcessorPil, size: tuple[int, int]) -> tuple[int, int]:
@@ -442,13 +515,27 @@ class TokenLogProb(torch.autograd.Function):
         return grad[:, None].to(gradient.dtype) * gradient, None, None, None
 
 
+COPIED = ["preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json", "chat_template.*",
+          "tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"]  # fmt: skip
+
+
 def merge(run: Path, out: Path) -> None:
-    """Writes the backbone of a run with its adapter merged in, as a directory that transformers loads by itself."""
-    policy = Policy.load(load_config(run).backbone, dtype="auto")
+    """Writes the backbone of a run with its adapter merged in, as a directory that transformers loads by itself.
+
+    Processors, tokenizer and template are the backbone's own files: saved again, they would say less, and AutoProcessor might
+    choose another video processor. Raises InputError for a directory that holds something.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out}: expected a directory to write that is new or empty; found one that holds something")
+    backbone = load_config(run).backbone
+    policy = Policy.load(backbone, dtype="auto")
     policy.load_adapter(run / "adapter")
+    make_folder(out, "OUT")
     policy.adapter.merge_and_unload().save_pretrained(out)
-    policy.tokenizer.save_pretrained(out)
-    policy.image_processor.save_pretrained(out)
+    source = source_of(backbone)
+    folder = Path(source) if Path(source).is_dir() else Path(snapshot_download(source, allow_patterns=COPIED))
+    for path in [path for pattern in COPIED for path in folder.glob(pattern)]:
+        shutil.copy(path, out / path.name)
     print(f"wrote {out}")
 
 
@@ -458,10 +545,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=["merge"])
     parser.add_argument("run", type=Path, help="the run directory")
     parser.add_argument("merged", type=Path, help="the directory to write")
+    parser.add_argument("--debug", action="store_true", help="show where an error of the input was met")
     args = parser.parse_args(argv)
     try:
         merge(args.run, args.merged)
     except InputError as error:
+        if args.debug:
+            raise
         print(f"models.py: {error}", file=sys.stderr)
         return 2
     return 0

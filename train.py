@@ -15,31 +15,27 @@ import math
 import os
 import sys
 import tempfile
-import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-import ced
 import data
 import grpo
-from answers import answer_text
+import report
 from config import Config, InputError, add_config_flags, configure, flag, recipe_of, resumed
 from methods import method_of, rewards_of
 from models import Policy
-from rollout import Group, Judgement, judge, measure, measure_base, sample_group, sample_groups, seeded
-from support import pictures, ranks
-from support.checkpoint import CHECKPOINT, Interruption, claim, cut_log, load_state, save_state, write_whole
+from rollout import Group, Judgement, judge, measure, measure_base, sample_groups, seeded
+from support import ranks
+from support.checkpoint import CHECKPOINT, Interruption, as_json, claim, cut_log, go_on, load_state, save_state, write_whole
+from support.clock import Clock, less_memory
 from support.plan import plan
 from support.questions import load_samples
-from toy import world
 
 MAX_BAD_STEPS = 5  # in a row, of a gradient that is not finite, before a run gives up
 
@@ -93,9 +89,9 @@ def train_step(
             stats = [learn(policy, g, j, r, config, update, len(samples)) for g, j, r in zip(groups, judgements, rewards)]
             grad_norm = descend(optimizer, config.grad_clip)
     with clock("report"):  # 4
-        rows = ranks.gather([describe(g, j, r) | s for g, j, r, s in zip(groups, judgements, rewards, stats)])
+        rows = ranks.gather([report.describe(g, j, r) | s for g, j, r, s in zip(groups, judgements, rewards, stats)])
     skipped = not math.isfinite(grad_norm)
-    return {"step": step, **report(rows), "grad_norm": grad_norm, "skipped": skipped, "seconds": clock.seconds}
+    return {"step": step, **report.means(rows), "grad_norm": grad_norm, "skipped": skipped, "seconds": clock.seconds}
 
 
 def descend(optimizer: torch.optim.Optimizer, grad_clip: float) -> float:
@@ -108,66 +104,6 @@ def descend(optimizer: torch.optim.Optimizer, grad_clip: float) -> float:
         optimizer.step()
     optimizer.zero_grad()
     return norm
-
-
-class Clock:
-    """Seconds spent in each named part of a step."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = round(time.perf_counter() - start, 4)
-
-
-def describe(group: Group, judgement: Judgement, rewards: Tensor) -> dict:
-    """What one group's answers were worth, the within-group statistics of Table 1 and A.8, and what its null regions were:
-    how many of the K are the evidence moved (`placed`), and their tokens relative to the evidence's (`null_tokens`).
-    """
-    constant = bool(rewards.max() == rewards.min())
-    return {
-        "family": group.sample.family,
-        "margin": fmean(judgement.m[judgement.audited].tolist()) if judgement.audited.any() else None,
-        "reward": float(rewards.mean()),
-        "r_ans": float(judgement.r_ans.mean()),
-        "accuracy": float(judgement.correct.float().mean()),
-        "zero_variance": float(constant),
-        "non_constant": float(not constant),
-        "same_answer_different_reward": float(tells_apart(group.texts, rewards)),
-        "inversions": inversions(judgement.correct, rewards),
-        "placed": float(len(judgement.null_boxes)),
-        "null_tokens": float(judgement.masks[1:].sum(-1).float().mean() / judgement.masks[0].sum()),
-        "unparsed": float((~judgement.parsed).float().mean()),
-        "response_length": float(group.responses.mask.sum(-1).float().mean()),
-        "look_share": fmean(map(world.looks, group.texts)),
-    }
-
-
-def report(rows: Sequence[dict]) -> dict:
-    """The means of a step's groups; margins by family."""
-    margins = defaultdict(list)
-    for row in rows:
-        if row["margin"] is not None:
-            margins[row["family"]].append(row["margin"])
-    names = [name for name in rows[0] if name not in ("family", "margin")]
-    return {name: fmean(row[name] for row in rows) for name in names} | {"margin": {f: fmean(m) for f, m in margins.items()}}
-
-
-def tells_apart(texts: Sequence[str], rewards: Tensor) -> bool:
-    """Whether a group holds two responses with the same final answer and different rewards."""
-    seen = defaultdict(set)
-    for text, reward in zip(texts, rewards.tolist()):
-        seen[answer_text(text)].add(reward)
-    return any(len(values) > 1 for answer, values in seen.items() if answer is not None)
-
-
-def inversions(correct: Tensor, rewards: Tensor) -> float:
-    """The share of (right, wrong) pairs of a group in which the wrong answer earns at least as much (Eq. 4's edge)."""
-    right, wrong = rewards[correct], rewards[~correct]
-    return float((right[:, None] <= wrong[None]).float().mean()) if len(right) and len(wrong) else 0.0
 
 
 # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -197,7 +133,7 @@ def train(policy: Policy, samples: list[data.Sample], config: Config, out: Path,
             stop = ranks.anyone(interruption.wished) or step + 1 == stop_after
             if main_rank:
                 with (out / "log.jsonl").open("a") as log:
-                    log.write(json.dumps(row) + "\n")
+                    log.write(as_json(row) + "\n")
                 if stop or (step + 1) % config.save_every == 0 or step + 1 == config.steps:
                     save_state(out, policy, optimizer, step + 1, sampler.cursor, bad_steps)
             bar.set_postfix({k: f"{row[k]:.2f}" for k in ("reward", "accuracy", "look_share", "kl")})
@@ -235,13 +171,19 @@ def run(config: Config, resume: bool, stop_after: int | None = None) -> None:
     out, policy = Path(config.out), load_trainable(config)
     with tempfile.TemporaryDirectory() as scratch:
         samples, held_out = load_samples(config, policy, Path(scratch), quiet=ranks.rank() > 0)
-        if not resume:
-            ranks.first(lambda: claim(out, config))
+        ranks.first(lambda: go_on(out, config) if resume else claim(out, config))
         if ranks.rank() == 0:
             trainable = sum(p.numel() for p in policy.adapter.parameters() if p.requires_grad)
             print(f"{config.backbone}: {trainable:,} trainable parameters; writing to {out}")
+            if config.prompts_per_step < ranks.world():
+                print(f"--prompts-per-step {config.prompts_per_step}: of {ranks.world()} processes the rest has nothing to do")
         before = measure_base(policy, held_out, config, out)
-        if not train(policy, samples, config, out, stop_after):
+        try:
+            done = train(policy, samples, config, out, stop_after)
+        except torch.OutOfMemoryError as error:
+            error.add_note(less_memory(config))
+            raise
+        if not done:
             if ranks.rank() == 0:
                 print(f"stopped; continue with --resume {out}")
             return
@@ -254,45 +196,8 @@ def finish_run(policy: Policy, samples: list[data.Sample], config: Config, out: 
     """Writes adapter, results and pictures of a run that has ended, and prints its table."""
     policy.adapter.save_pretrained(out / "adapter")
     write_whole(out / "results.json", json.dumps({"before": before, "after": after}, indent=1).encode())
-    pictures.learning_curves([json.loads(line) for line in (out / "log.jsonl").open()], out / "learning_curves.png")
-    with policy.reference():
-        pictures.audit_sheet(audit_examples(policy, samples, config), out / "audit_sheet.png")
-    print(markdown(before, after), f"\nwrote {out}/: log.jsonl, adapter/, learning_curves.png, audit_sheet.png")
-
-
-def audit_examples(policy: Policy, samples: list[data.Sample], config: Config) -> list[pictures.Example]:
-    """One group of each family, with the two answers of it to show: alike in what they say, furthest apart in reward."""
-    examples = []
-    for family in data.FAMILIES:
-        for sample in [s for s in samples if s.family == family][:1]:
-            draw = seeded(config.seed, "sheet", sample.id, device=policy.device)
-            group = sample_group(policy, sample, config, config.group_size, draw)
-            judgement = judge(policy, group, config)
-            examples.append(example_of(group, judgement, rewards_of(judgement, sample, config), config))
-    return examples
-
-
-def example_of(group: Group, judgement: Judgement, rewards: Tensor, config: Config) -> pictures.Example:
-    """A judged group as the pictures show it."""
-    j = judgement
-    return pictures.Example(
-        group.sample, group.vision.grid, j.masks, j.null_boxes, group.texts,
-        j.correct, j.audited, j.s, j.m, ced.evidence_gate(j.m, config.tau_g), rewards,
-    )  # fmt: skip
-
-
-def markdown(before: dict, after: dict) -> str:
-    """Accuracy before → after by split and family, as a Markdown table."""
-    lines = ["| split | family | N | accuracy before | after | 95 % interval | look share | margin |", "|---" * 8 + "|"]
-    for split, families in after.items():
-        for family, a in families.items():
-            b = before[split][family]
-            low, high = a["interval"]
-            lines.append(
-                f"| {split} | {family} | {a['n']} | {b['accuracy']:.2f} | {a['accuracy']:.2f} | {low:.2f}–{high:.2f} "
-                f"| {b['look_share']:.2f} → {a['look_share']:.2f} | {b['margin']:.2f} → {a['margin']:.2f} |"
-            )
-    return "\n".join(lines)
+    report.draw(policy, samples, config, out)
+    print(report.markdown(before, after), f"\nwrote {out}/: log.jsonl, adapter/, learning_curves.png, audit_sheet.png")
 
 
 # ── the command line ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -302,6 +207,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_config_flags(parser)
     parser.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this directory")
     parser.add_argument("--dry-run", action="store_true", help="print what the run would cost, and end")
+    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show where an error arose")
     parser.add_argument("--stop-after", type=int, metavar="N", help="stop after step N as an interruption would")
     return parser
 
@@ -320,7 +226,7 @@ def act(given: dict[str, Any]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input, with a message that says what was expected and what was found."""
     given = vars(make_parser().parse_args(argv))
-    return ranks.command("train.py", lambda: act(given))
+    return ranks.command("train.py", lambda: act(given), given.pop("debug", False))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from benchmarks import tasks
 from benchmarks.tasks import BENCHMARKS, LIKELIHOODS, Row, benchmark, to_rows
 from config import InputError
 from models import INSTRUCTION, Policy, Responses
+from reading import OBJECT, fields, read_json, read_object
 from support import ranks
 from support.checkpoint import write_whole
 from support.stats import interval, paired_bootstrap
@@ -164,7 +165,7 @@ def written(path: Path) -> dict[str, dict]:
 def claim(path: Path, settings: dict) -> None:
     """Notes how a benchmark is asked. Raises InputError if the replies there were asked otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    before = json.loads(path.read_text())["settings"] if path.is_file() else settings
+    before = fields(read_json(path), {"settings": OBJECT}, path)["settings"] if path.is_file() else settings
     if other := [f"{key} {before.get(key)!r}, not {value!r}" for key, value in settings.items() if before.get(key) != value]:
         raise InputError(f"{path}: holds replies that were asked otherwise ({'; '.join(other)}); move it and its .jsonl away")
     if ranks.rank() == 0 and not path.is_file():
@@ -251,7 +252,7 @@ def table_rows(result: dict) -> str:
 def scores_of(run: Path) -> dict[str, dict]:
     """The finished benchmarks of a run by name, in the order of the table."""
     files = {name: run / "benchmarks" / f"{name}.json" for name in BENCHMARKS}
-    found = {name: json.loads(file.read_text()) for name, file in files.items() if file.is_file()}
+    found = {name: read_object(file) for name, file in files.items() if file.is_file()}
     return {name: result for name, result in found.items() if "value" in result}
 
 

@@ -75,7 +75,7 @@ def process_rows(folder: Path) -> list[Row]:
     path, rows = folder / "test.jsonl", []
     for number, raw in enumerate(tasks.read_rows(path), start=1):
         try:
-            rows.append(process_row(str(number - 1), raw, folder))
+            rows.append(process_row(str(number - 1), raw))
         except (KeyError, TypeError, ValueError, SyntaxError) as error:
             raise InputError(
                 f"{path}, line {number}: expected image, question, and a response of steps with a process_correctness 1, 0 or "
@@ -84,7 +84,7 @@ def process_rows(folder: Path) -> list[Row]:
     return rows
 
 
-def process_row(name: str, raw: dict, folder: Path) -> Row:
+def process_row(name: str, raw: dict) -> Row:
     """One row: meta holds `steps`, their `labels` (1, 0 neutral, −1) and the `source`. Raises what a malformed one meets."""
     response = raw["response"] if isinstance(raw["response"], dict) else ast.literal_eval(raw["response"])  # or its text
     steps, labels = list(map(str, response["steps"])), list(map(int, response["process_correctness"]))
@@ -92,9 +92,8 @@ def process_row(name: str, raw: dict, folder: Path) -> Row:
         raise ValueError(f"{len(steps)} steps, labels {labels}")
     if not isinstance(raw["question"], str):
         raise TypeError(f"the question {raw['question']!r}")
-    images = [raw["image"]] if isinstance(raw["image"], str | Path) else raw["image"] or []
-    images = tuple(folder / image for image in images) or (None,)  # a row without images can be scored, but not asked
-    return Row(name, raw["question"], None, "steps", images=images,
+    images = raw["image"] if isinstance(raw["image"], list) else [raw["image"]]  # located; None: not asked
+    return Row(name, raw["question"], None, "steps", images=tuple(images),
                meta={"steps": steps, "labels": labels, "source": raw.get("data_source", "")})  # fmt: skip
 
 

@@ -42,9 +42,6 @@ commit that a download resolves to, and pin it: VLMsAreBlind has had 7,656, 8,01
 """
 
 import ast
-import base64
-import csv
-import io
 import itertools
 import json
 import math
@@ -61,6 +58,7 @@ from PIL import Image
 
 from answers import Reading, judged, normalize_word, parse_choice, read
 from config import InputError
+from reading import json_lines, locate, open_image, parse_json, parse_tsv, read_text, shown
 from support.stats import wilson
 
 
@@ -107,9 +105,43 @@ def blank(cell: Any) -> bool:
     return cell is None or str(cell).strip() in ("", "nan")
 
 
+def parsed(cell: Any) -> Any:
+    """A list or an object that a table holds as a text, in JSON or as Python writes it; any other cell as it is."""
+    if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
+        for read in (json.loads, ast.literal_eval):
+            try:
+                return read(cell)
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                continue
+    return cell
+
+
+def texts_of(cell: Any, column: str) -> list[str]:
+    """A list of texts, [] for an empty cell. Nulls that fill it up to a fixed length are left out. Raises InputError for
+    anything else: a text is never split into its characters."""
+    texts = [] if blank(cell) else parsed(cell)
+    while isinstance(texts, list) and texts and texts[-1] is None:
+        texts = texts[:-1]
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str | int | float) for text in texts):
+        raise InputError(f"column {column!r}: expected a list of texts; found {shown(cell)}")
+    return [str(text) for text in texts]
+
+
+def number_of(cell: Any, column: str) -> int:
+    """A whole number, also as 1.0 or "1.0", which is what tables make of it."""
+    try:
+        value = float(cell)
+        if value.is_integer():
+            return int(value)
+    except (TypeError, ValueError):
+        pass
+    raise InputError(f"column {column!r}: expected a whole number; found {shown(cell)}")
+
+
 def countbench(raw: dict) -> dict:
     # Column `text`, the caption, names the number: it is not shown.
-    return dict(images=[raw.get("image")], question=raw["question"], answer=str(int(raw["number"])), kind="count")
+    return dict(images=[raw.get("image")], question=raw["question"], kind="count",
+                answer=str(number_of(raw["number"], "number")))
 
 
 def spatialeval(raw: dict) -> dict:
@@ -148,7 +180,7 @@ def freak(raw: dict) -> list[dict]:
     item = dict(images=[raw.get("image")], group=str(raw["id"]), meta={"part": part})
     if raw["type"] == "fib":
         return [item | dict(question=raw["question"], answer=normalize_word(raw["ground_truth"]), kind="word")]
-    *permuted, unlisted = raw["options"]  # the last one, "The correct answer is not listed.", keeps its place
+    *permuted, unlisted = texts_of(raw["options"], "options")  # the last, "The correct answer is not listed.", keeps its place
     rows = []
     for order in itertools.permutations(range(len(permuted))):
         options = lettered([*(permuted[i] for i in order), unlisted])
@@ -161,34 +193,39 @@ def mathvista(raw: dict) -> dict:
     if blank(raw["answer"]):
         raise InputError("column 'answer' is empty, as in the unlabelled split `test`")
     # `image` is a path within an archive; `query` is the question with its hint, choices and unit.
-    return dict(images=[raw.get("decoded_image")], question=raw["query"], options=raw["choices"] and lettered(raw["choices"]),
-                answer=raw["answer"], kind="mathvista",  # the hub's precision is a float, which round() refuses
-                meta={"part": raw["answer_type"], "precision": int(raw["precision"] or 0)})
+    return dict(images=[raw.get("decoded_image")], question=raw["query"], kind="mathvista",
+                options=lettered(texts_of(raw["choices"], "choices")) or None, answer=raw["answer"],
+                meta={"part": raw["answer_type"],
+                      "precision": 0 if blank(raw["precision"]) else number_of(raw["precision"], "precision")})
 
 
 def mmbench(raw: dict) -> dict:
     options = {letter: str(raw[letter]) for letter in "ABCD" if not blank(raw[letter])}
-    hint, index = "" if blank(raw["hint"]) else f"Hint: {raw['hint']}\n", int(raw["index"])
+    hint, index = "" if blank(raw["hint"]) else f"Hint: {raw['hint']}\n", number_of(raw["index"], "index")
     return dict(images=[raw.get("image")], question=listed(f"{hint}Question: {raw['question']}\nOptions:", options),
                 options=options, answer=label(raw, "answer", options), kind="mcq", group=index % 1_000_000,
                 meta={"rolled": index >= 1_000_000, "part": raw.get("l2-category", raw.get("L2-category"))})  # TSV | hub
 
 
 def mmmu(raw: dict) -> dict:
-    images = [raw.get(f"image_{k}") for k in range(1, 8)]
-    while images and images[-1] is None:
+    images, options = [raw.get(f"image_{k}") for k in range(1, 8)], texts_of(raw["options"], "options")
+    named = max(map(int, re.findall(r"<image (\d+)>", " ".join([raw["question"] or "", *options]))), default=0)
+    while len(images) > named and images[-1] is None:  # one that the question speaks of is lacking
         images.pop()
     item = dict(images=images, meta={"part": re.sub(r"^[a-z]+_|_\d+$", "", raw["id"])})  # validation_Art_Theory_7
     if raw["question_type"] != "multiple-choice":
-        golds = ast.literal_eval(raw["answer"]) if raw["answer"].startswith("[") else [raw["answer"]]
+        cell = parsed(raw["answer"])
+        golds = texts_of(cell if isinstance(cell, list) else [cell], "answer")
+        if not golds or not all(map(normalize_word, golds)):
+            raise InputError(f"column 'answer' holds no answer: found {shown(raw['answer'])}")
         return item | dict(question=raw["question"], answer=golds, kind="open")
-    options = lettered(ast.literal_eval(raw["options"]))  # a Python list as text: an option may hold a comma
+    options = lettered(options)
     return item | dict(question=listed(raw["question"], options), options=options, answer=label(raw, "answer", options),
                        kind="mmmu")
 
 
 def scienceqa(raw: dict) -> dict:
-    options, seen = lettered(raw["choices"]), raw["image"] is not None
+    options, seen = lettered(texts_of(raw["choices"], "choices")), raw["image"] is not None
     context = "" if blank(raw["hint"]) else f"Context: {raw['hint']}\n"
     return dict(images=[raw["image"] if seen else Image.new("RGB", (448, 448), "white")], kind="mcq",
                 question=context + listed(raw["question"], options), options=options,
@@ -202,7 +239,8 @@ def likelihood(question: str, options: dict[str, str], answer: str, **meta: Any)
 
 def keyed(raw: dict) -> tuple[dict[str, str], str]:
     """(label → text, right label) of ARC, OpenBookQA and CommonsenseQA. A label may be 1-4, and there are 3 to 5."""
-    labels, texts = raw["choices"]["label"], raw["choices"]["text"] or []
+    choices = parsed(raw["choices"])
+    labels, texts = texts_of(choices["label"], "choices"), texts_of(choices["text"], "choices")
     if any(len(name) != 1 for name in labels):  # an old revision repeats the texts there
         labels = ascii_uppercase[: len(texts)]
     return dict(zip(labels, texts)), label(raw, "answerKey", labels)
@@ -252,7 +290,8 @@ PREAMBLE = "".join(f"Q: {question}\nA: {answer}\n\n" for question, answer in {  
 
 
 def truthfulqa_mc2(raw: dict) -> dict:
-    choices, labels = raw["mc2_targets"]["choices"], raw["mc2_targets"]["labels"]
+    targets = parsed(raw["mc2_targets"])
+    choices, labels = targets["choices"], targets["labels"]
     answer = {str(i) for i, true in enumerate(labels) if int(true) == 1}  # in any order
     if not answer:
         raise InputError("column 'mc2_targets' has no true answer")
@@ -559,43 +598,61 @@ def benchmark(name: str) -> Benchmark:
 def read_rows(path: str | Path) -> list[dict]:
     """The raw rows of a .parquet, .json (a list, or a dict of id → row), .jsonl or .tsv file, with its images located.
 
-    Raises InputError, naming the file, if it is missing, malformed, empty or of another type.
+    Raises InputError, naming file, row and column, if it is missing, malformed, empty or of another type.
     """
     path = Path(path)
-    try:
-        rows = parse(path)
-    except (OSError, ImportError, ValueError, csv.Error) as error:  # JSON's, Unicode's and Arrow's errors are ValueErrors
-        raise InputError(f"{path}: cannot be read: {error}") from error
-    if not rows or not all(isinstance(row, dict) for row in rows):
-        raise InputError(f"{path}: expected rows; found {'other JSON values' if rows else 'an empty file'}")
-    return [{column: locate(column, cell, path.parent) for column, cell in row.items()} for row in rows]
+    rows = parse(path)
+    if not rows:
+        raise InputError(f"{path}: expected rows; found an empty file")
+    for position, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise InputError(f"{path}, row {position}: expected an object; found {shown(row)}")
+    return [located(row, path, position) for position, row in enumerate(rows)]
 
 
-def parse(path: Path) -> list[dict]:
+def parse(path: Path) -> list:
     """The rows of a file. A VLMEvalKit TSV holds images in base64 or, for one that it has already, the index of that row."""
     if path.suffix == ".parquet":
-        # Not `datasets`: it is twice the size, imports in 1.5 s, loads a dict of rows as one row and a TSV's "None" as NaN,
-        # and would save no more than this function. Only parquet needs pyarrow.
-        import pyarrow.parquet
-        return pyarrow.parquet.read_table(path).to_pylist()
-    text = path.read_text(encoding="utf-8")
+        return read_parquet(path)
     if path.suffix == ".tsv":
-        csv.field_size_limit(2**31 - 1)
-        rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter="\t", restkey="surplus"))
+        rows = parse_tsv(read_text(path), path)
         images = {row.get("index"): row.get("image") for row in rows}
         return [row | {"image": images.get(row["image"], row["image"])} if "image" in row else row for row in rows]
-    if path.suffix == ".jsonl":  # read at once, so that an error tells its line
-        return json.loads("[" + ",\n".join(line for line in text.split("\n") if line.strip()) + "]")
+    if path.suffix == ".jsonl":
+        return [parse_json(line, f"{path}, line {number}") for number, line in json_lines(path)]
     if path.suffix == ".json":
-        rows = json.loads(text or "[]")
-        return [{"id": name, **row} for name, row in rows.items()] if isinstance(rows, dict) else rows
-    raise InputError("expected .parquet, .json, .jsonl or .tsv")
+        text = read_text(path)
+        rows = parse_json(text, path) if text.strip() else []
+        if isinstance(rows, dict):  # {id: row}, or MMMU's {id: reply}
+            return [{"id": name, **(row if isinstance(row, dict) else {"response": row})} for name, row in rows.items()]
+        return rows if isinstance(rows, list) else [rows]
+    raise InputError(f"{path}: expected .parquet, .json, .jsonl or .tsv; found {path.suffix or 'a name without an ending'}")
 
 
-def locate(column: str, cell: Any, folder: Path) -> Any:
-    """A cell that names an image file as its path; what has no dot is base64."""
-    is_name = re.fullmatch(r"(decoded_)?image(_\d)?", column) and isinstance(cell, str) and "." in cell
-    return folder / cell if is_name else cell
+def read_parquet(path: Path) -> list[dict]:
+    # Not `datasets`: it is twice the size, imports in 1.5 s, loads a dict of rows as one row and a TSV's "None" as NaN,
+    # and would save no more than this function. Only parquet needs pyarrow.
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_table(path).to_pylist()
+    except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
+        raise InputError(f"{path}: cannot be read: {error}") from error
+
+
+def located(row: dict, path: Path, position: int) -> dict:
+    """The row with its images as `locate` has them; several in a cell stay a list. Raises InputError, naming row and column."""
+    found = dict(row)
+    for column in row:
+        if isinstance(column, str) and re.fullmatch(r"(decoded_)?image(_\d)?", column):
+            try:
+                several = isinstance(row[column], list) and len(row[column]) > 1
+                found[column] = (
+                    [locate(one, path.parent) for one in row[column]] if several else locate(row[column], path.parent)
+                )
+            except InputError as error:
+                raise InputError(f"{path}, row {position}, column {column!r}: {error}") from error
+    return found
 
 
 def find_rows(name: str, source: str | Path) -> list[dict]:
@@ -636,7 +693,7 @@ def to_rows(name: str, raws: Sequence[dict | Row]) -> list[Row]:
             rows += convert(bench, row_id, raw)
         except KeyError as error:
             raise InputError(f"{name}, row {row_id}: column {error} is missing; found {', '.join(map(str, raw))}") from error
-        except (ValueError, TypeError, AttributeError, SyntaxError) as error:  # InputError, or a cell of another type
+        except (ValueError, TypeError, AttributeError, IndexError) as error:  # InputError, or a cell of another type
             raise InputError(f"{name}, row {row_id}: {error}") from error
     if doubled := [row_id for row_id, n in Counter(row.id for row in rows).items() if n > 1]:
         raise InputError(f"{name}: several rows have the id {doubled[0]}")
@@ -653,27 +710,10 @@ def convert(bench: Benchmark, row_id: str, raw: dict) -> list[Row]:
                           "images": tuple(item.get("images", ()))}) for name, ending, item in zip(ids, endings, items)]
 
 
-def decode(cell: Any, place: str) -> Image.Image:
-    """An image cell as RGB, transparency on white. Raises InputError, naming the place, if it is None or does not decode."""
-    if cell is None:
-        raise InputError(f"{place}: the image is missing")
-    try:
-        if isinstance(cell, dict):  # the hub's image type
-            cell = cell["bytes"] or Path(cell["path"])
-        if isinstance(cell, str):
-            cell = base64.b64decode(cell)
-        image = cell if isinstance(cell, Image.Image) else Image.open(io.BytesIO(cell) if isinstance(cell, bytes) else cell)
-        if image.has_transparency_data:
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-        return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError) as error:  # SyntaxError: a broken PNG
-        raise InputError(f"{place}: the image does not decode: {error}") from error
-
-
 def content(row: Row) -> list[str | Image.Image]:
     """What a model reads, in order: texts and images. An image stands at its first <image k> mark; further marks of it stay
     words, and images without a mark come first. Raises InputError, naming the row."""
-    images = [decode(cell, f"row {row.id}, image {k}") for k, cell in enumerate(row.images, start=1)]
+    images = [open_image(cell, f"row {row.id}, image {k}") for k, cell in enumerate(row.images, start=1)]
     parts: list = re.split(r"<image (\d+)>", row.question) if images else [row.question]  # text, k, text, ..., k, text
     marks = parts[1::2]
     for i, mark in enumerate(marks):

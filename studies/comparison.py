@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -22,10 +21,11 @@ from tqdm import tqdm
 
 import data
 import train
-from config import Config, InputError, configure, flag, resumed
+from config import Config, InputError, configure, differences, flag, load_config
 from methods import METHODS, method_of
+from reading import json_lines, make_folder, parse_json
 from support import pictures, ranks
-from support.checkpoint import Interruption
+from support.checkpoint import Interruption, read_results
 
 EDGE_STEPS = 10  # response length is that of the first and of the last so many steps
 LAST_LINES = 3  # of what a failed run wrote to stderr
@@ -38,6 +38,7 @@ Scores = dict[str, float]  # by column, e.g. `conflict accuracy`
 def configurations(methods: Sequence[str], seeds: Sequence[int], out: Path, flags: Sequence[str]) -> dict[str, Config]:
     """The runs by name, METHOD-SEED, with train.py's flags applied to all. Raises InputError for flags that cannot be."""
     given = vars(train.make_parser().parse_args(flags))
+    given.pop("debug", None)
     for name in ("resume", "dry_run", "stop_after"):
         if given.pop(name):
             raise InputError(f"{flag(name)}: is for a single run of train.py")
@@ -58,7 +59,8 @@ def ended(config: Config) -> bool:
     """Whether the run has ended. Raises InputError if its directory holds a run of another configuration."""
     run = Path(config.out)
     if (run / "config.json").is_file():
-        resumed(run, asdict(config))
+        if other := differences(load_config(run), config):
+            raise InputError(f"--out {run}: holds a run of another configuration: {other}")
     return (run / "results.json").is_file()
 
 
@@ -149,8 +151,8 @@ def summarize(runs: dict[str, Config]) -> tuple[dict, dict[str, list[list[dict]]
         run = Path(config.out)
         if not (run / "results.json").is_file():
             continue
-        results = json.loads((run / "results.json").read_text())
-        log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        results = read_results(run)
+        log = [parse_json(line, f"{run}/log.jsonl, line {number}") for number, line in json_lines(run / "log.jsonl")]
         rows["frozen base"][config.seed] = scores_of(results["before"])
         rows.setdefault(config.method, {})[config.seed] = run_scores(results, log)
         curves.setdefault(config.method, []).append(log)
@@ -207,7 +209,7 @@ def compare(args: argparse.Namespace, flags: Sequence[str]) -> int:
         raise InputError(f"--workers: expected at least 1; found {args.workers}")
     runs = configurations(args.methods, args.seeds, args.out, flags)
     to_do = {name: command(config, flags) for name, config in runs.items() if not ended(config)}
-    args.out.mkdir(parents=True, exist_ok=True)
+    make_folder(args.out, "--out")
     failed = run_all(to_do, args.workers, args.out, len(runs) - len(to_do))
     missing = {
         name: failed.get(name, "stopped; the same command continues it") for name, config in runs.items() if not ended(config)

@@ -43,6 +43,7 @@ import ced
 import data
 from config import Config, add_config_flags
 from methods import unrouted_rewards
+from report import describe, example_of
 from rollout import Group, Judgement, judge, regions_of, seeded, span_mask
 from studies.proposals import nulls_off_evidence, proposals, with_evidence_of_another
 from studies.study import (
@@ -62,7 +63,6 @@ from studies.study import (
 )
 from support import pictures, ranks, stats
 from toy import world
-from train import describe, example_of
 
 FORMULAS = ("correctness", "additive", "answer-ced")
 BINS = 8  # of a continuous reward, for its bits

@@ -51,7 +51,7 @@ SPLITS = {"consistent": "prior", "conflict": "conflict"}  # name → mode of `wo
 VALIDATION, VALIDATION_GROUP = 60, 8
 RATES, DRAWS = (0.0, 0.25, 0.5, 0.75, 1.0), 3
 PADS = (0, 4, 16)  # idle true claims
-CURVE = (60, 100, 160, 480)  # updates of the extractor, besides roles.STEPS
+CURVE = (60, 100, 160, 240)  # updates of the extractor, besides roles.STEPS
 
 
 # ── the tables ──────────────────────────────────────────────────────────────────────────────────────────────────────

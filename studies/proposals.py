@@ -126,18 +126,18 @@ def moved_here(other: data.Sample, sample: data.Sample) -> data.Sample:
     return replace(sample, boxes=tuple((a * x, b * y, w * x, h * y) for a, b, w, h in other.boxes))
 
 
-def annotations(sample: data.Sample) -> list[tuple[int, tuple[float, ...]]]:
+def annotations(sample: data.Sample) -> list[tuple[str, tuple[float, ...]]]:
     """Class and clipped box of every single object annotated in the sample's image; none for data without annotations."""
     folder = next((p for p in sample.image.parents[:2] if (p / "instances.json").is_file()), None)
     if folder is None:
         return []
-    objects = next((found for i, found in read(folder).imgToAnns.items() if str(i) == sample.image_id), [])
-    boxes = [(a["category_id"], data.clip(a["bbox"], sample.size)) for a in objects if not a.get("iscrowd", 0)]
+    objects = read(folder).annotations.get(sample.image_id, [])
+    boxes = [(a["category_id"], data.clip(a["bbox"], sample.size)) for a in objects if not a["iscrowd"]]
     return [(name, box) for name, box in boxes if box]
 
 
 @cache
-def read(folder: Path) -> data.COCO:
+def read(folder: Path) -> data.Coco:
     """A folder's annotations, read once."""
     return data.read_coco(folder)
 

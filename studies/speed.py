@@ -17,8 +17,6 @@ import importlib.util
 import json
 import os
 import platform
-import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -51,6 +49,7 @@ import train
 from config import Config, InputError
 from models import INSTRUCTION, Policy
 from support import pictures, ranks
+from support.clock import peak_memory
 from toy import backbone
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -300,16 +299,6 @@ def timed(action: Callable[[], object], repeats: int = REPEATS, warm: bool = Tru
         synchronize()
         seconds.append(time.perf_counter() - start)
     return median(seconds)
-
-
-def peak_memory() -> float:
-    """GiB at this process's worst moment: of the GPU's memory if there is one, else resident."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    status = Path("/proc/self/status")
-    if status.is_file():  # Linux, where getrusage's count would start from the peak of the process that started this one
-        return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**30  # macOS, in bytes
 
 
 def memory_of(what: str, size: str, g: int) -> float:

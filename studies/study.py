@@ -155,12 +155,10 @@ def asked(args: argparse.Namespace) -> data.Sample:
     """The question of `audit`. Raises InputError for a flag that is missing, an image that does not open, or a bad box."""
     if missing := [f"--{name}" for name in ("image", "question", "answer", "box") if not getattr(args, name)]:
         raise InputError(f"audit: expected --image, --question, --answer and --box; missing {', '.join(missing)}")
-    try:
-        size = data.open_image(args.image).size
-    except OSError as error:
-        raise InputError(f"--image {args.image}: expected an image: {error}") from error
+    size = data.open_image(args.image, f"--image {args.image}").size
     boxes = tuple(parse_box(text, size) for text in args.box)
     family = "presence" if parse_yesno(args.answer) else "attribute"
+    data.check_gold(args.answer, data.kind_of(family))
     return data.Sample("audit", args.image.stem, args.image, size, args.question, args.answer, family, boxes)
 
 

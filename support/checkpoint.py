@@ -10,19 +10,26 @@ Every file is written beside its place and renamed: a reader, or a kill, never s
 
 import io
 import json
+import math
+import operator
 import os
 import pickle
 import signal
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 
 from config import Config, InputError, differences, load_config
-from models import Policy
+from models import Policy, door
+from reading import OBJECT, Field, fields, first_line, make_folder, read_json
 
 CHECKPOINT, PREVIOUS = "state.pt", "state.previous.pt"
+WHOLE = Field("a whole number", operator.index)
+STATE = {"step": WHOLE, "cursor": WHOLE, "bad_steps": WHOLE, "adapter": OBJECT, "optimizer": OBJECT}  # of a checkpoint
+RESULTS = {"before": OBJECT, "after": OBJECT}  # of results.json
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -32,6 +39,25 @@ def write_whole(path: Path, content: bytes) -> None:
     os.replace(partial, path)
 
 
+def read_results(run: Path) -> dict[str, dict]:
+    """The scores before and after of a run that has ended. Raises InputError for a damaged file."""
+    return fields(read_json(run / "results.json"), RESULTS, run / "results.json")
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON, in which there is no NaN and no infinity: they are null."""
+    return json.dumps(finite(value))
+
+
+def finite(value: Any) -> Any:
+    """The value with None for every number that is not finite."""
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def claim(out: Path, config: Config) -> None:
     """Makes the run's directory and writes config.json. Raises InputError if a run is there already."""
     path = out / "config.json"
@@ -39,8 +65,15 @@ def claim(out: Path, config: Config) -> None:
         other = differences(load_config(out), config)
         what = f"a run of another configuration ({other})" if other else "this run"
         raise InputError(f"--out {out}: holds {what}; continue it with --resume {out}, or choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out, "--out")
     write_whole(path, json.dumps(asdict(config), indent=1).encode())
+
+
+def go_on(out: Path, config: Config) -> None:
+    """Writes down what a run that goes on does otherwise than so far, and says it."""
+    if other := differences(config, load_config(out)):
+        print(f"from here on: {other}")
+        write_whole(out / "config.json", json.dumps(asdict(config), indent=1).encode())
 
 
 def cut_log(path: Path, rows: int) -> None:
@@ -70,13 +103,26 @@ def load_state(out: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> t
         return 0, 0, 0
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)  # AdamW's step counts stay there
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
         before = path.name == CHECKPOINT and (out / PREVIOUS).is_file()
         advice = f"remove it to continue from {out / PREVIOUS}" if before else "there is none before it"
-        raise InputError(f"{path}: the checkpoint is damaged ({str(error).splitlines()[0]}); {advice}") from error
-    policy.adapter.load_state_dict(state["adapter"], strict=False)
-    optimizer.load_state_dict(state["optimizer"])
+        raise InputError(f"{path}: the checkpoint is damaged ({first_line(error)}); {advice}") from error
+    state = fields(state, STATE, path)
+    restore(policy, optimizer, state, path)
     return state["step"], state["cursor"], state["bad_steps"]
+
+
+def restore(policy: Policy, optimizer: torch.optim.Optimizer, state: dict, path: Path) -> None:
+    """Puts a checkpoint's weights and moments in place. Raises InputError if they are those of another adapter."""
+    own = {name: tuple(p.shape) for name, p in policy.adapter.named_parameters() if p.requires_grad}
+    there = {name: tuple(getattr(p, "shape", ())) for name, p in state["adapter"].items()}
+    for name in sorted(own.keys() | there.keys()):
+        if own.get(name) != there.get(name):
+            raise InputError(f"{path}: the checkpoint is that of another adapter: {name}: expected the shape {own.get(name)}, "
+                             f"by this run's --lora-rank and --lora-layers; found {there.get(name)}")  # fmt: skip
+    policy.adapter.load_state_dict(state["adapter"], strict=False)
+    with door("the optimizer", path):
+        optimizer.load_state_dict(state["optimizer"])
 
 
 class Interruption:

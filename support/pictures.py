@@ -141,7 +141,8 @@ def draw_regions(axis: plt.Axes, example: Example) -> None:
             axis.add_patch(Rectangle((x, y), w, h, fill=False, edgecolor=color, linestyle=style, linewidth=2))
     placed, k = len(example.null_boxes), len(example.masks) - 1
     nulls = f"null regions: {placed} placed" + (f", {k - placed} of random tokens" if placed < k else "")
-    axis.set_title(f"{sample.family}: {fill(sample.question, width=48)}\nright answer: {sample.answer}; {nulls}", fontsize=9)
+    title = f"{sample.family}: {fill(sample.question, width=48)}\nright answer: {sample.answer}; {nulls}"
+    axis.set_title(title, fontsize=9, parse_math=False)  # "$5" is no formula
     axis.set_axis_off()
 
 

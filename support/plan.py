@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextTo
 
 import grpo
 from config import Config, InputError
-from models import BACKBONES, INSTRUCTION, LOGIT_CHUNK, chat_prompt, token_grid
+from models import INSTRUCTION, LOGIT_CHUNK, chat_prompt, door, source_of, token_grid
 
 EXAMPLE_SIZE = (640, 480)
 EXAMPLE_QUESTION = "How many dogs are there in the image?"
@@ -23,12 +23,10 @@ GIB = 2**30
 
 def meta_model(source: str) -> nn.Module:
     """The architecture of a backbone without storage. Raises InputError if its config cannot be loaded."""
-    try:
+    with door("--backbone", source):
         config = AutoConfig.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise InputError(f"--backbone: no configuration at {source}: {str(error).splitlines()[0]}") from error
-    with torch.device("meta"):
-        return AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
+        with torch.device("meta"):
+            return AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
 
 
 def count(model: nn.Module, trainable: bool = False) -> int:
@@ -74,14 +72,15 @@ def peak(parts: dict[str, float]) -> float:
 
 def plan(config: Config) -> str:
     """The plan of a run as text: parameters, token counts of an example, and the memory of one GPU."""
-    source = BACKBONES.get(config.backbone, config.backbone)
+    source = source_of(config.backbone)
     model = meta_model(source)
     parameters, text = count(model), model.config.get_text_config()
     try:
         trainable = count(grpo.add_lora(model, config.lora_layers, config.lora_rank, config.lora_alpha), trainable=True)
+    except ValueError as error:
+        raise InputError(f"--lora-layers: {error}") from error
+    with door("--backbone", source):
         processor, tokenizer = AutoImageProcessor.from_pretrained(source), AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise InputError(f"--backbone {config.backbone}: {str(error).splitlines()[0]}") from error
     visual = math.prod(token_grid(processor, EXAMPLE_SIZE))
     example = [visual, f"{EXAMPLE_QUESTION} {INSTRUCTION}"]
     prompt = len(chat_prompt(tokenizer, example, model.config.image_token_id, config.thinking))

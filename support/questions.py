@@ -1,4 +1,4 @@
-"""Which questions a configuration means: those of the toy world, which is drawn for it, or of a folder or file of one's own.
+"""Which questions a configuration means: the toy world's, which is drawn for it, COCO's, or one's own.
 
     Config.data → {"train": samples, "val": samples, ...}, each question short enough to be asked
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import data
 from config import Config, InputError
 from models import Policy
+from support import coco
 from toy import world
 
 
@@ -26,14 +27,20 @@ def load_samples(
         counts = splits["train"][1]
         splits = {name: samples for name, (samples, _) in splits.items()}
     else:
-        samples, counts = data.load(Path(config.data), *filters)
+        folder = coco.fetch(Path(config.cache)) if config.data == "coco" else Path(config.data)
+        samples, counts = data.load(folder, *filters)
         splits = data.by_split(samples)
+        if not splits["train"]:
+            counted = ", ".join(f"{len(found)} {name}" for name, found in splits.items())
+            raise InputError(f"{config.data}: expected samples to train on; all images fall in other splits: {counted}")
     for samples in splits.values():
         check_prompts(policy, samples, config)
     if not quiet:
         print("data:", *(f"  {name}: {n}" for name, n in counts.items()), sep="\n")
         print("  samples:", ", ".join(f"{len(samples)} {name}" for name, samples in splits.items()))
-    return splits.pop("train"), splits
+        if empty := [name for name, samples in splits.items() if not samples]:
+            print(f"  no image falls in {' and '.join(empty)}: left out of the tables")
+    return splits.pop("train"), {name: samples for name, samples in splits.items() if samples}
 
 
 def check_prompts(policy: Policy, samples: Sequence[data.Sample], config: Config) -> None:

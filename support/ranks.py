@@ -36,15 +36,23 @@ def finish() -> None:
         dist.destroy_process_group()
 
 
-def command(name: str, action: Callable[[], int | None]) -> int:
-    """Runs what a program does and leaves the process group: its status (None is 0), or 2 with a message for wrong input."""
+def command(name: str, action: Callable[[], int | None], debug: bool = False) -> int:
+    """Runs what a program does and leaves the process group: its status (None is 0), or with a message 2 for wrong input and 3
+    for a device without enough memory. debug lets both through with their cause."""
     try:
         return action() or 0
     except Told:
         return 2
     except InputError as error:
+        if debug:
+            raise
         print(f"{name}: {error}", file=sys.stderr)
         return 2
+    except torch.OutOfMemoryError as error:
+        if debug:
+            raise
+        print(f"{name}: out of memory", *getattr(error, "__notes__", []), sep="; ", file=sys.stderr)
+        return 3
     finally:
         finish()
 

@@ -12,7 +12,8 @@ from helpers import SMALL, fresh, trained
 
 import train
 from config import TINY_RECIPE, InputError, flag
-from support.checkpoint import claim
+from support import pictures
+from support.checkpoint import claim, read_results
 
 
 def test_an_out_that_holds_a_run_is_refused(tmp_path, monkeypatch, capsys, small_world):
@@ -32,22 +33,29 @@ def test_a_resumed_run_equals_an_uninterrupted_one(samples, tmp_path):
     assert len((tmp_path / "halves" / "log.jsonl").read_text().splitlines()) == 4
 
 
-def test_stop_after_is_an_interruption_that_resume_continues_bit_for_bit(tmp_path, monkeypatch, capsys, small_world):
+def test_a_run_that_was_stopped_or_grew_is_that_which_was_not(tmp_path, monkeypatch, capsys, small_world):
+    """Bit for bit. What is free may change on the way, and nothing else; a run never shrinks."""
     monkeypatch.chdir(tmp_path)
     for picture in ("learning_curves", "audit_sheet"):  # drawn elsewhere, and slowly
-        monkeypatch.setattr(train.pictures, picture, lambda *_: None)
-    flags = ["--steps", "3", "--eval-prompts", "1", "--eval-group", "2", "--group-size", "4", "--prompts-per-step", "2"]
-    assert train.main([*flags, "--out", "whole"]) == 0
-    assert train.main([*flags, "--out", "halves", "--stop-after", "2"]) == 0
+        monkeypatch.setattr(pictures, picture, lambda *_: None)
+    flags = ["--eval-prompts", "1", "--eval-group", "2", "--group-size", "4", "--prompts-per-step", "2"]
+    assert train.main([*flags, "--steps", "3", "--out", "whole"]) == 0
+    assert train.main([*flags, "--steps", "3", "--out", "halves", "--stop-after", "2"]) == 0
     assert "stopped; continue with --resume halves" in capsys.readouterr().out
     assert not Path("halves/adapter").exists()
     assert train.main(["--resume", "halves"]) == 0
-    states = [torch.load(f"{run}/state.pt", weights_only=True) for run in ("whole", "halves")]
-    assert all(torch.equal(states[0]["adapter"][n], states[1]["adapter"][n]) for n in states[0]["adapter"])
-    assert json.loads(Path("whole/results.json").read_text()) == json.loads(Path("halves/results.json").read_text())
-    assert train.main(["--resume", "halves", "--lr", "0.5", "--seed", "0"]) == 2
+    assert train.main([*flags, "--steps", "2", "--out", "grown"]) == 0
+    assert train.main(["--resume", "grown", "--steps", "3", "--save-every", "1"]) == 0
+    assert "from here on: steps 3, not 2; save_every 1, not 50" in capsys.readouterr().out
+    states = [torch.load(f"{run}/state.pt", weights_only=True)["adapter"] for run in ("whole", "halves", "grown")]
+    results = [json.loads(Path(run, "results.json").read_text()) for run in ("whole", "halves", "grown")]
+    for state, result in zip(states[1:], results[1:]):
+        assert all(torch.equal(states[0][name], state[name]) for name in state) and result == results[0]
+    assert len(Path("grown/log.jsonl").read_text().splitlines()) == 3
+    assert train.main(["--resume", "halves", "--lr", "0.5", "--seed", "0", "--steps", "2"]) == 2
     error = capsys.readouterr().err
-    assert f"the run has its own configuration: lr {TINY_RECIPE['lr']}, not 0.5" in error and "seed" not in error
+    assert f"the run has its own configuration: steps 3, not 2; lr {TINY_RECIPE['lr']}, not 0.5" in error
+    assert "seed" not in error
 
 
 def test_sigterm_finishes_the_step_and_saves(samples, tmp_path, monkeypatch):
@@ -75,3 +83,47 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(samples, tm
         trained(config, samples, tmp_path)
     state.unlink()
     assert torch.equal(trained(config, samples, tmp_path), trained(config, samples, tmp_path / "again"))
+
+
+DAMAGES = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:1000]),
+    "empty": lambda path: path.write_bytes(b""),
+    "a text": lambda path: path.write_text("version https://git-lfs.github.com/spec/v1"),
+    "no object": lambda path: torch.save([1], path),
+    "fields are missing": lambda path: torch.save({"step": 1}, path),
+    "a field of another type": lambda path: torch.save(torch.load(path) | {"step": "one"}, path),
+    "another optimizer": lambda path: torch.save(torch.load(path) | {"optimizer": {"state": {}, "param_groups": []}}, path),
+    "a weight is missing": lambda path: torch.save(torch.load(path) | {"adapter": {}}, path),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_checkpoint_that_does_not_fit_is_one_line_and_stays(samples, tmp_path, damage):
+    trained(replace(SMALL, steps=1), samples, tmp_path)
+    DAMAGES[damage](tmp_path / "state.pt")
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    with pytest.raises(InputError, match="state.pt") as error:
+        trained(SMALL, samples, tmp_path)
+    assert "\n" not in str(error.value) and {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("change", [{"lora_rank": 4}, {"lora_layers": 2}])
+def test_a_checkpoint_of_another_adapter_is_refused(samples, tmp_path, change):
+    trained(replace(SMALL, steps=1), samples, tmp_path)
+    with pytest.raises(InputError, match="that of another adapter: .*: expected the shape .*; found"):
+        trained(replace(SMALL, **change), samples, tmp_path)
+
+
+def test_an_out_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "x").write_text("mine")
+    with pytest.raises(InputError, match="--out .*x: expected a folder that is there or can be made"):
+        claim(tmp_path / "x", SMALL)
+    assert (tmp_path / "x").read_text() == "mine"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"before": {}}', '{"before": {}, "after": 3}', "\x00"])
+def test_damaged_results_are_named(tmp_path, text):
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(InputError, match="results.json: "):
+        read_results(tmp_path)
+    assert (tmp_path / "results.json").read_text() == text

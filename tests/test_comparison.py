@@ -166,6 +166,6 @@ def test_runs_of_another_configuration_are_refused(command):
     status, _, err, started = command(*FLAGS, "--lr", "0.5")
     assert status == 2 and started == {}
     own = f"lr {config.TINY_RECIPE['lr']}, not 0.5"
-    assert f"--resume runs/table3/correctness-0: the run has its own configuration: {own}" in err
+    assert f"--out runs/table3/correctness-0: holds a run of another configuration: {own}" in err
     with pytest.raises(InputError, match=own):
         comparison.ended(replace(config.load_config(Path("runs/table3/papo-1")), lr=0.5))

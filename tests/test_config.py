@@ -1,11 +1,12 @@
 """Config: the paper's numbers, the recipe, its flags, and wrong ones."""
 
-from dataclasses import fields, replace
+import json
+from dataclasses import asdict, fields, replace
 
 import pytest
 
 import train
-from config import TINY_RECIPE, Config, InputError, configure, flag
+from config import TINY_RECIPE, Config, InputError, configure, flag, load_config
 
 
 def test_every_field_of_config_is_a_flag_with_help(capsys):
@@ -52,6 +53,10 @@ def test_numbers_out_of_range_are_refused(name, value, expected):
         (["--lora-layers", "9"], "--lora-layers: LoRA on the last 9 decoder layers: the model has 4"),
         (["--resume", "nowhere"], "nowhere/config.json: expected the configuration of a run"),
         (["--steps", "many"], "--steps"),
+        (["--lr", "nan"], "--lr: expected a finite number; found nan"),
+        (["--beta", "inf"], "--beta: expected a finite number; found inf"),
+        (["--r-wrong=-inf"], "--r-wrong: expected a finite number"),
+        (["--max-area", "nan"], "--max-area: expected a finite number"),
         (["--r-correct", "0"], "--r-correct: expected more than --r-wrong, 0.0; found 0.0"),
         (["--clip-low", "-0.1"], "--clip-low: expected at least 0; found -0.1"),
         (["--beta", "-1"], "--beta: expected at least 0; found -1.0"),
@@ -66,3 +71,29 @@ def test_bad_input_ends_with_two_and_leaves_nothing(tmp_path, monkeypatch, capsy
         code = end.code
     assert code == 2 and message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Config) if isinstance(f.default, float)])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_no_number_may_be_infinite(name, value):
+    with pytest.raises(InputError, match=f"{flag(name)}: expected a finite number; found {value}"):
+        replace(Config(), **{name: value}).check()
+
+
+@pytest.mark.parametrize("text, message", [
+    ("", "not JSON"), ("{", "not JSON"), ("[]", "expected an object"), ('{"lr": "fast"}', "lr: expected float; found 'fast'"),
+    ('{"steps": 1.5}', "steps: expected int; found 1.5"), ('{"thinking": 1}', "thinking: expected bool"),
+    ('{"steps": true}', "steps: expected int; found True"), ('{"lr": NaN}', "--lr: expected a finite number"),
+    ('{"colour": 1}', "colour: expected a field"), ('{"group_size": 1}', "--group-size: expected at least 2"),
+])  # fmt: skip
+def test_a_damaged_configuration_is_named(tmp_path, text, message):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(InputError, match=f"config.json: .*{message}"):
+        load_config(tmp_path)
+    assert (tmp_path / "config.json").read_text() == text
+
+
+def test_a_configuration_reads_back_as_it_was(tmp_path):
+    config = replace(Config(), lr=1, seed=3, thinking=False)
+    (tmp_path / "config.json").write_text(json.dumps(asdict(config)), encoding="utf-8-sig")
+    assert load_config(tmp_path) == config

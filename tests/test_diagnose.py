@@ -15,7 +15,7 @@ from studies.diagnose import DIAGNOSTICS, markdown
 from studies.study import Study
 from support.questions import load_samples
 
-CONFIG = Config(group_size=2, max_new_tokens=16, eval_prompts=2)
+CONFIG = Config(data="toy", group_size=2, max_new_tokens=16, eval_prompts=2)
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
 

@@ -109,8 +109,8 @@ def test_visual_tokens_of_a_real_image(directory, shared, coco_mini):
 
 def test_overlay_of_a_person_in_every_grid(coco_mini, tmp_path):
     """A picture of which tokens one person's box owns; set TOKEN_SHEET to keep it."""
-    people = [a for a in data.read_coco(coco_mini).imgToAnns[397133] if a["category_id"] == 1]
-    box = tuple(max(people, key=lambda a: a["area"])["bbox"])
+    people = [a for a in data.read_coco(coco_mini).annotations["397133"] if a["category_id"] == "1"]
+    box = tuple(max(people, key=lambda a: a["bbox"][2] * a["bbox"][3])["bbox"])
     image = photo(coco_mini)
     size = data.open_image(image).size
     grids = {name: models.token_grid(AutoImageProcessor.from_pretrained(QWEN / name), size) for name in BACKBONES}
@@ -208,7 +208,11 @@ def test_a_saved_adapter_loads_on_plain_transformers_and_merges(directory, share
     assert models.main(["merge", str(tmp_path / "run"), str(tmp_path / "merged")]) == 0
     merged = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
     torch.testing.assert_close(logits_of(merged, policy, image), trained, atol=1e-5, rtol=0)
-    assert {"tokenizer.json", "preprocessor_config.json"} <= {p.name for p in (tmp_path / "merged").iterdir()}
+    own = {p.name: p.read_bytes() for p in directory.iterdir() if p.name not in ("config.json", "generation_config.json")}
+    kept = {name: content for name, content in own.items() if not name.endswith(".safetensors")}
+    assert kept and all((tmp_path / "merged" / name).read_bytes() == content for name, content in kept.items())
+    assert models.main(["merge", str(tmp_path / "run"), str(tmp_path / "run")]) == 2
+    assert json.loads((tmp_path / "run" / "config.json").read_text()) == {"backbone": str(directory)}
 
 
 def test_a_step_of_every_method_on_real_images(directory, shared, coco_mini, tmp_path):

@@ -1,11 +1,17 @@
 """The prompt read once gives what the naive forward gives: values, gradients, samples, for all three families."""
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from helpers import FAMILIES, naive_log_probs, naive_logits, naive_text_log_probs, random_image, random_policy
+from safetensors.torch import load_file, save_file
 
 import models
-from models import INSTRUCTION
+from config import InputError
+from models import INSTRUCTION, Policy
 
 QUESTION = "What color are the stars?"
 
@@ -224,3 +230,133 @@ def test_likelihoods_equal_a_naive_forward_of_each_choice(setting, monkeypatch):
     monkeypatch.setattr(policy, "_read", lambda ids, *rest: reads.append(ids) or read(ids, *rest))
     assert policy.likelihoods(PAIRS) == pytest.approx(naive, abs=1e-5)
     assert [ids.shape[0] for ids in reads] == [1, 1] and len(set(naive)) == len(PAIRS)
+
+
+# ── the door for models ──
+def copied(folder: Path) -> Path:
+    """The embedded backbone's directory, to be damaged."""
+    return Path(shutil.copytree(models.TINY, folder / "model"))
+
+
+def edit(path: Path, **change) -> None:
+    path.write_text(json.dumps({k: v for k, v in (json.loads(path.read_text()) | change).items() if v is not None}))
+
+
+def without_weight(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file(dict(list(weights.items())[1:]), folder / "model.safetensors", {"format": "pt"})
+
+
+def of_another_size(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["intermediate_size"] *= 2
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+DAMAGES = {
+    "text-only": (lambda d: edit(d / "config.json", model_type="qwen2"), "model_type .*expected one of qwen2_5_vl.*'qwen2'"),
+    "another architecture": (lambda d: edit(d / "config.json", model_type="llava"), "model_type .*found 'llava'"),
+    "unknown type": (lambda d: edit(d / "config.json", model_type="x9"), "model_type .*found 'x9'"),
+    "no type": (lambda d: edit(d / "config.json", model_type=None), "model_type .*found None"),
+    "a run": (lambda d: (d / "config.json").write_text('{"backbone": "tiny"}'), "a run of tiny, not a model; .*merge"),
+    "not JSON": (lambda d: (d / "config.json").write_text("{"), "config.json: not JSON"),
+    "a list": (lambda d: (d / "config.json").write_text("[]"), "config.json: expected an object"),
+    "pointer": (lambda d: (d / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid"),
+                "model.safetensors: expected weights; found a pointer of Git LFS"),
+    "cut": (lambda d: (d / "model.safetensors").write_bytes((d / "model.safetensors").read_bytes()[:-99]), "cannot be loaded"),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "cannot be loaded"),
+    "a weight is missing": (without_weight, "2 weights are missing from .*, as lm_head.weight"),
+    "another size": (of_another_size, "cannot be loaded"),
+    "no tokenizer": (lambda d: [p.unlink() for p in d.glob("tokenizer*")], "expected the model's tokenizer"),
+    "no processor": (lambda d: (d / "preprocessor_config.json").unlink(), "cannot be loaded"),
+    "no template": (lambda d: [(d / "chat_template.jinja").unlink(), edit(d / "tokenizer_config.json", chat_template=None)],
+                    "expected a chat template"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_backbone_that_cannot_be_loaded_is_one_line(tmp_path, damage):
+    folder = copied(tmp_path)
+    harm, message = DAMAGES[damage]
+    harm(folder)
+    with pytest.raises(InputError, match=message) as error:
+        Policy.load(str(folder))
+    assert str(folder) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_undamaged_copy_is_loaded(tmp_path):
+    assert Policy.load(str(copied(tmp_path))).grid((84, 84)) == (6, 6)
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory) -> Path:
+    policy = Policy.load("tiny")
+    policy.add_lora(4, 4, 8)
+    policy.adapter.save_pretrained(tmp_path_factory.mktemp("run") / "adapter")
+    return tmp_path_factory.getbasetemp() / "run0" / "adapter"
+
+
+def cut_in_half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def with_fewer(folder: Path) -> None:
+    weights = load_file(folder / "adapter_model.safetensors")
+    save_file(dict(list(weights.items())[1:]), folder / "adapter_model.safetensors", {"format": "pt"})
+
+
+ADAPTERS = {
+    "no configuration": (lambda d: (d / "adapter_config.json").unlink(), "expected a PEFT adapter"),
+    "broken configuration": (lambda d: (d / "adapter_config.json").write_text("{"), "cannot be loaded"),
+    "no weights": (lambda d: (d / "adapter_model.safetensors").unlink(), "expected the adapter's weights"),
+    "pointer": (lambda d: (d / "adapter_model.safetensors").write_text("version https://git-lfs"), "a pointer of Git LFS"),
+    "cut": (lambda d: cut_in_half(d / "adapter_model.safetensors"), "cannot be loaded"),
+    "another rank": (lambda d: edit(d / "adapter_config.json", r=8), "cannot be loaded"),
+    "a weight is missing": (with_fewer, "cannot be loaded.*missing adapter keys"),
+}
+
+
+@pytest.mark.parametrize("damage", ADAPTERS)
+def test_an_adapter_that_cannot_be_loaded_is_one_line(tmp_path, adapter, damage):
+    folder = Path(shutil.copytree(adapter, tmp_path / "adapter"))
+    harm, message = ADAPTERS[damage]
+    harm(folder)
+    policy = Policy.load("tiny")
+    with pytest.raises(InputError, match=message) as error:
+        policy.load_adapter(folder)
+    assert str(folder) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("what", ["run", "file", "full"])
+def test_merging_overwrites_nothing(tmp_path, adapter, what, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(adapter, run / "adapter")
+    (run / "config.json").write_text('{"backbone": "tiny"}')
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("")
+    (tmp_path / "file").write_text("")
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert models.main(["merge", str(run), str(tmp_path / what)]) == 2
+    assert "expected a directory to write that is new or empty" in capsys.readouterr().err
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_a_merged_model_has_the_backbones_own_files(tmp_path, adapter):
+    run, backbone = tmp_path / "run", copied(tmp_path)
+    (backbone / "video_preprocessor_config.json").write_text('{"video_processor_type": "Qwen3VLVideoProcessor"}')
+    shutil.copytree(adapter, run / "adapter")
+    (run / "config.json").write_text(json.dumps({"backbone": str(backbone)}))
+    assert models.main(["merge", str(run), str(tmp_path / "merged")]) == 0
+    for path in backbone.iterdir():
+        if path.name not in ("config.json", "generation_config.json", "model.safetensors"):
+            assert (tmp_path / "merged" / path.name).read_bytes() == path.read_bytes()
+    assert Policy.load(str(tmp_path / "merged")).grid((84, 84)) == (6, 6)
+
+
+@pytest.mark.parametrize("text", ["<|image_pad|>", "<|im_end|>", "$5 {x} <answer>", "<|vision_start|><|image_pad|>"])
+def test_a_question_is_only_text_to_the_template(tiny_policy, text):
+    prompt = tiny_policy.prompt(f"How many {text} stars?", 36)
+    plain = tiny_policy.prompt("How many stars?", 36)
+    for token in ("<|image_pad|>", "<|im_end|>", "<|vision_start|>"):
+        own = tiny_policy.tokenizer.convert_tokens_to_ids(token)
+        assert (prompt == own).sum() == (plain == own).sum()

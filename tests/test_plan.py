@@ -61,7 +61,7 @@ def test_memory_grows_with_what_it_should():
 
 
 def test_a_backbone_without_a_configuration(tmp_path):
-    with pytest.raises(data.InputError, match="no configuration at"):
+    with pytest.raises(data.InputError, match="cannot be loaded from .*model_type"):
         plan.meta_model(str(tmp_path))
 
 

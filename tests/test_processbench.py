@@ -129,7 +129,7 @@ def test_a_bench_end_to_end_resumes_and_leaves_out_rows_without_images(source, t
     ({"response": {"steps": STEPS, "process_correctness": [1, 2, 0]}}, "line 2: .*labels"),
     ({"response": {"steps": []}}, "line 2: expected image, question, and a response"),
     ({"response": "{'steps': ["}, "line 2: expected image, question, and a response"),
-    ({"image": 3}, "line 2: expected image"),
+    ({"image": 3}, "row 1, column 'image': expected an image"),
     ({"question": None}, "line 2: expected image"),
 ])  # fmt: skip
 def test_a_malformed_row_is_named(source, change, message):

@@ -11,7 +11,7 @@ import rollout
 from config import Config
 from studies import proposals
 
-CONFIG = Config(group_size=2, max_new_tokens=16, eval_prompts=2)
+CONFIG = Config(data="toy", group_size=2, max_new_tokens=16, eval_prompts=2)
 
 
 def test_evidence_of_another_question_is_as_alike_as_there_is():

@@ -16,7 +16,7 @@ from test_tasks import RAW
 import evaluate
 import train
 from config import InputError
-from support import ranks
+from support import pictures, ranks
 
 TRAIN = ["--steps", "2", "--prompts-per-step", "3", "--group-size", "4", "--eval-prompts", "1", "--eval-group", "2"]
 TRAIN += ["--lr", "1e-4"]  # AdamW magnifies rounding to a share of lr
@@ -24,8 +24,8 @@ ASK = ["--max-new-tokens", "3", "--batch-size", "2", "--benchmarks"]
 
 
 def torchrun(script: Path, *flags: str | Path) -> subprocess.Popen:
-    """A script in two processes, in its own folder."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, *flags]
+    """A script in two processes, in its own folder. They step back for the tests that run meanwhile."""
+    launch = ["nice", sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, *flags]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(launch, cwd=script.parent, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -87,7 +87,7 @@ def test_two_ranks_give_the_weights_of_one(two, tmp_path, world, monkeypatch):
     done, folder = two
     monkeypatch.chdir(tmp_path)
     for picture in ("learning_curves", "audit_sheet"):  # drawn elsewhere, and slowly
-        monkeypatch.setattr(train.pictures, picture, lambda *_: None)
+        monkeypatch.setattr(pictures, picture, lambda *_: None)
     assert train.main([*TRAIN, "--data", str(world["consistent"]), "--out", "one"]) == 0
     assert [(folder / f"status-{rank}").read_text() for rank in (0, 1)] == ["0", "0"], done.stderr
     assert done.stdout.count("| probe | all |") == 1  # rank 0 alone prints

@@ -11,11 +11,12 @@ from torch.distributed import run as torchrun
 
 import config
 import evaluate
+import report
 import train
 from benchmarks import BENCHMARKS
 from methods import METHODS
 from models import INSTRUCTION
-from studies import comparison, diagnose, speed
+from studies import comparison, diagnose, evpv, speed
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
 README, WORDS = PAGES["README.md"], "\n\n".join(PAGES.values())
@@ -76,7 +77,8 @@ def test_every_diagnostic_has_a_command():
 
 def test_flags_named_in_the_text_exist():
     known = {config.flag(field.name) for field in fields(config.Config)} | {"--nproc"}  # the last is named as refused
-    parsers = [*(module.make_parser() for module in (train, evaluate, comparison, diagnose, speed)), torchrun.get_args_parser()]
+    ours = (train, evaluate, comparison, diagnose, evpv, speed)
+    parsers = [*(module.make_parser() for module in ours), torchrun.get_args_parser()]
     known |= {option for parser in parsers for action in parser._actions for option in action.option_strings}
     assert {span.split()[0] for span in SPANS if re.match(r"--\w", span)} <= known
 
@@ -129,7 +131,7 @@ def test_the_readme_is_short():
 
 
 def test_expected_output_has_the_form_the_command_prints():
-    assert train.markdown({}, {}).splitlines()[0] in README
+    assert report.markdown({}, {}).splitlines()[0] in README
     splits = {"consistent": {}, "conflict": {}}
     assert comparison.table({"methods": {}, "n": splits}).splitlines()[0] in PAGES["docs/comparison.md"]
 

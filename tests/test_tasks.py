@@ -601,3 +601,99 @@ def test_common_rows_are_taken_as_they_are():
     rows = to_rows("mmmu", [RAW["mmmu"]])
     assert to_rows("mmmu", rows) == rows
     assert score("mmmu", rows, ["B"])["value"] == 1 and BENCHMARKS["mmmu"].revision is None
+
+
+# ── what people bring ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+@pytest.mark.parametrize("options", [
+    ["an oak", "an elm"], "['an oak', 'an elm']", '["an oak", "an elm"]', '["an oak", "an elm", null]',
+    ["an oak", "an elm", None],
+])
+def test_options_as_a_list_or_as_a_text(options):
+    assert row("mmmu", options=options).options == {"A": "an oak", "B": "an elm"}
+    for name in ("mathvista", "scienceqa"):
+        assert list(row(name, choices=options).options.values()) == ["an oak", "an elm"]
+
+
+@pytest.mark.parametrize("name, column", [("mmmu", "options"), ("mathvista", "choices"), ("scienceqa", "choices"),
+                                          ("freak", "options")])
+@pytest.mark.parametrize("cell", ["cat, dog", "['cat'", '["cat", null, "dog"]', {"A": "cat"}, 3])
+def test_a_text_is_never_split_into_its_characters(name, column, cell):
+    with pytest.raises(InputError, match=rf"{name}, row .+: column '{column}': expected a list of texts; found"):
+        row(name, **{column: cell})
+
+
+@pytest.mark.parametrize("cell, number", [(2.0, "2"), ("2.0", "2"), ("2", "2"), (0, "0")])
+def test_whole_numbers_as_tables_have_them(cell, number):
+    assert row("countbench", number=cell).answer == number
+    assert row("mathvista", precision=cell).meta["precision"] == int(number)
+
+
+@pytest.mark.parametrize("cell", [None, "", "nan", float("nan"), "two", 2.5, [2]])
+def test_other_numbers_are_refused(cell):
+    with pytest.raises(InputError, match="countbench, row 0: column 'number': expected a whole number; found"):
+        row("countbench", number=cell)
+
+
+@pytest.mark.parametrize("answer", [["8", "eight"], "['8', 'eight']", '["8", "eight"]'])
+def test_open_answers_may_be_several(answer):
+    assert row("mmmu", question_type="open", answer=answer, options="[]").answer == ["8", "eight"]
+    with pytest.raises(InputError, match="column 'answer' holds no answer"):
+        row("mmmu", question_type="open", answer="", options="[]")
+
+
+def test_a_row_that_speaks_of_an_image_it_lacks_is_not_asked():
+    assert row("mmmu").lacks == row("mmmu", image_1=png(), options="['<image 2>', 'an elm']").lacks == "image"
+    assert row("mmmu", question="Who drew it?").lacks == row("mmmu", image_1=png()).lacks == ""
+
+
+@pytest.mark.parametrize("cell", [
+    {"path": "x.png"}, {"bytes": None, "path": "x.png"}, {"url": "x.png"}, ["x.png"], "x.png", "images/abc",
+    [{"path": "x.png"}],
+])
+def test_an_image_cell_is_looked_for_beside_its_rows(tmp_path, cell):
+    (tmp_path / "images").mkdir()
+    for name in ("x.png", "images/abc"):
+        (tmp_path / name).write_bytes(png())
+    (tmp_path / "countbench.json").write_text(json.dumps([RAW["countbench"] | {"image": cell}]))
+    assert content(*to_rows("countbench", find_rows("countbench", tmp_path)))[0].size == (4, 4)
+
+
+@pytest.mark.parametrize("cell", ["", None, [], {"bytes": None, "path": None}])
+def test_an_empty_image_cell_is_an_image_that_lacks(tmp_path, cell):
+    (tmp_path / "countbench.json").write_text(json.dumps([RAW["countbench"] | {"image": cell}]))
+    assert to_rows("countbench", find_rows("countbench", tmp_path))[0].lacks == "image"
+
+
+@pytest.mark.parametrize("cell", ["https://host/x.png", {"url": "https://host/x.png"}, ["a.png", "ftp://b"], 7])
+def test_other_image_cells_are_refused_with_row_and_column(tmp_path, cell):
+    (tmp_path / "countbench.json").write_text(json.dumps([RAW["countbench"], RAW["countbench"] | {"image": cell}]))
+    with pytest.raises(InputError, match=r"countbench\.json, row 1, column 'image': expected"):
+        find_rows("countbench", tmp_path)
+
+
+def test_several_images_in_the_cell_of_one_are_refused(tmp_path):
+    (tmp_path / "countbench.json").write_text(json.dumps([RAW["countbench"] | {"image": ["a.png", "b.png"]}]))
+    with pytest.raises(InputError, match="row 0, image 1: expected one image; found 2"):
+        content(*to_rows("countbench", find_rows("countbench", tmp_path)))
+
+
+def test_official_replies_are_read(tmp_path):
+    """MMMU's: one object, id → text. Excel's: a table with a byte-order mark."""
+    (tmp_path / "r.json").write_text(json.dumps({RAW["mmmu"]["id"]: "B"}))
+    (tmp_path / "r.tsv").write_text(f"id\tresponse\n{RAW['mmmu']['id']}\tB\n", encoding="utf-8-sig")
+    (tmp_path / "16.tsv").write_text(f"id\tresponse\n{RAW['mmmu']['id']}\tB\n", encoding="utf-16")
+    for name in ("r.json", "r.tsv", "16.tsv"):
+        assert align(to_rows("mmmu", [RAW["mmmu"]]), read_rows(tmp_path / name)) == ["B"]
+
+
+@pytest.mark.parametrize("file", ["r.xlsx", "r.jsonl.gz", "r"])
+def test_other_files_are_refused_by_their_ending(tmp_path, file):
+    (tmp_path / file).write_bytes(b"PK")
+    with pytest.raises(InputError, match=f"{file}: expected .parquet, .json, .jsonl or .tsv"):
+        read_rows(tmp_path / file)
+
+
+@pytest.mark.parametrize("choices", [str(FOUR), json.dumps(FOUR)])
+def test_choices_with_labels_may_be_a_text(choices):
+    assert row("arc_easy", choices=choices).options == row("arc_easy").options

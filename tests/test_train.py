@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import SMALL, fresh, gradient, trained, weights
+from helpers import SMALL, first, fresh, gradient, trained, weights
 
 import train
 from config import InputError
+from rollout import sample_group
 
 
 def test_same_seed_same_weights_other_seed_other_weights(samples, tmp_path):
@@ -31,21 +32,61 @@ def test_more_updates_leave_ratio_one_and_are_clipped(samples, tmp_path):
 def test_chunks_of_rows_change_nothing(samples):
     """Margins and gradients, to rounding (weights would not do: Adam divides by gradients that are nearly 0)."""
     small = replace(SMALL, audit_rows=3, update_rows=1)
-    group = train.sample_group(fresh(SMALL)[0], samples[0], SMALL, 6, train.seeded(0))
+    group = sample_group(fresh(SMALL)[0], samples[0], SMALL, 6, train.seeded(0))
     whole, chunked = (train.judge(fresh(config)[0], group, config).s for config in (SMALL, small))
     torch.testing.assert_close(whole, chunked, atol=1e-5, rtol=0)
     whole, chunked = gradient(SMALL, samples[0]), gradient(small, samples[0])
     torch.testing.assert_close(whole, chunked, atol=1e-6 * float(whole.abs().max()), rtol=0)
 
 
-def test_statistics_of_a_group():
-    a, b = "<answer> 4 </answer>", "<answer> 5 </answer>"
-    assert train.tells_apart([a, a, b], torch.tensor([0.1, 0.8, 0.0]))
-    assert not train.tells_apart([a, a, b], torch.tensor([0.8, 0.8, 0.0]))
-    assert not train.tells_apart(["no answer", "none"], torch.tensor([0.1, 0.2]))
-    correct = torch.tensor([True, True, False, False])
-    assert train.inversions(correct, torch.tensor([1.0, -0.1, 0.0, 0.1])) == 0.5
-    assert train.inversions(torch.tensor([True, True]), torch.tensor([1.0, 1.0])) == 0.0
+def step_gradient(samples, config, monkeypatch) -> torch.Tensor:
+    """The gradient by which one step on these prompts descends, before it is clipped."""
+    found = []
+
+    def descend(optimizer, grad_clip: float) -> float:
+        found.append(torch.cat([p.grad.flatten() for p in optimizer.param_groups[0]["params"]]))
+        optimizer.zero_grad()
+        return float(found[-1].norm())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "descend", descend)
+        policy, optimizer = fresh(config)
+        train.train_step(policy, samples, optimizer, config, 0)
+    return found[0].clone()
+
+
+def test_a_step_s_gradient_is_the_mean_over_its_prompts(samples, monkeypatch):
+    """Adam does not mind a factor, the clip and the reader do."""
+    a, b = (first(samples, family) for family in ("attribute", "counting"))
+    one, other = (step_gradient([sample], SMALL, monkeypatch) for sample in (a, b))
+    assert min(one.norm(), other.norm(), (one - other).norm()) > 1e-3  # both say something, and not the same
+    both = step_gradient([a, b], SMALL, monkeypatch)
+    torch.testing.assert_close(both, (one + other) / 2, atol=1e-5 * float(both.abs().max()), rtol=1e-4)
+
+
+def test_a_prompt_s_share_is_its_gradient_over_their_number(samples, monkeypatch):
+    """`learn` alone: a group's loss over n, for n = 1 and 2 and chunks of rows."""
+    sample, found = first(samples, "attribute"), []
+    for n in (1, 2):
+        policy, optimizer = fresh(SMALL)
+        group = sample_group(policy, sample, SMALL, 6, train.seeded(0))
+        judgement = train.judge(policy, group, SMALL)
+        train.learn(policy, group, judgement, torch.arange(6.0), SMALL, 0, n)
+        found.append(torch.cat([p.grad.flatten() for p in optimizer.param_groups[0]["params"]]))
+    assert found[0].norm() > 0
+    torch.testing.assert_close(found[0], 2 * found[1], atol=0, rtol=1e-6)
+
+
+def test_numbers_that_are_not_finite_are_null_in_the_log(samples, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "train_step", lambda *_: {
+        "step": 0, "reward": float("nan"), "accuracy": 0.5, "look_share": 0.0, "kl": float("inf"),
+        "margin": {"counting": -float("inf")}, "grad_norm": float("nan"), "skipped": True,
+    })  # fmt: skip
+    train.train(fresh(SMALL)[0], samples, replace(SMALL, steps=1), tmp_path)
+    (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
+    row = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert row["reward"] is row["kl"] is row["grad_norm"] is None and row["margin"] == {"counting": None}
+    assert row["accuracy"] == 0.5
 
 
 def test_a_gradient_that_is_not_finite_skips_the_step_and_five_in_a_row_stop_the_run(samples, tmp_path, monkeypatch):

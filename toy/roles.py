@@ -2,7 +2,7 @@
 
     role        prompt                            learns                                              from
     policy      question, think, then answer.     solutions that look or recall, and slip             the backbone
-    extractor   question, list the facts.         count, color and side of both classes, as JSON      the backbone
+    extractor   question, list the facts.         color, side and count of both classes, as JSON      the backbone
     verifier    question, is each step right?     P(right) at the end of each step of the policy's    the policy
                                                   own solutions (few bits, which teach no language)
 
@@ -27,7 +27,7 @@ from toy import backbone, steps, world
 from toy.steps import Question, Solution
 
 PROMPTS = {"policy": "think, then answer.", "extractor": "list the facts.", "verifier": "is each step right?"}
-STEPS = {"policy": 500, "extractor": 360, "verifier": 450}
+STEPS = {"policy": 500, "extractor": 480, "verifier": 450}
 POOL = 4000  # scenes of the policy and the extractor
 VERIFIERS = {  # the scenes of its lessons by mode: what a verifier comes to see depends on these, more than on their number
     "verifier": {"free": 900, "prior": 500},  # no bias to learn: good at logic, nearly blind

@@ -31,7 +31,8 @@ WORDS = "and more than same not middle count side null + = list facts each step"
 MARKS = ['["', '[["', '",', '"', '"]', '"],', '"]]', "]", "],", "]]"]
 
 COLUMNS = ("left", "middle", "right")
-OPTIONS = {"count": world.COUNTS, "color": tuple(world.COLORS), "side": COLUMNS}
+# In the order in which an extractor states them: what has been located is counted twice as well (0.96 against 0.58, see docs).
+OPTIONS = {"color": tuple(world.COLORS), "side": COLUMNS, "count": world.COUNTS}
 PREDICATE = {"total": "count", "more": "count", "same": "color", "order": "side"}  # what a kind's looks see
 QUESTION = {
     "total": "How many {a} and {b} are there?",
@@ -67,7 +68,7 @@ class Question:
 
     @property
     def facts(self) -> list[tuple[str, str, int | str]]:
-        """All that an extractor should see: count, color and side of both classes."""
+        """All that an extractor should see: color, side and count of both classes."""
         return [(predicate, name, self.truth[name][predicate]) for name in self.names for predicate in OPTIONS]
 
     @property

@@ -1,0 +1,110 @@
+"""Step 4 of the loop, and the end of a run: a row of log.jsonl a step, a table and two pictures that show what was learned."""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from torch import Tensor
+
+import ced
+import data
+from answers import answer_text
+from config import Config
+from methods import rewards_of
+from models import Policy
+from rollout import Group, Judgement, judge, sample_group, seeded
+from support import pictures
+from toy import world
+
+
+# ── a step's row of the log ─────────────────────────────────────────────────────────────────────────────────────────
+def describe(group: Group, judgement: Judgement, rewards: Tensor) -> dict:
+    """What one group's answers were worth, the within-group statistics of Table 1 and A.8, and what its null regions were:
+    how many of the K are the evidence moved (`placed`), and their tokens relative to the evidence's (`null_tokens`).
+    """
+    constant = bool(rewards.max() == rewards.min())
+    return {
+        "family": group.sample.family,
+        "margin": fmean(judgement.m[judgement.audited].tolist()) if judgement.audited.any() else None,
+        "reward": float(rewards.mean()),
+        "r_ans": float(judgement.r_ans.mean()),
+        "accuracy": float(judgement.correct.float().mean()),
+        "zero_variance": float(constant),
+        "non_constant": float(not constant),
+        "same_answer_different_reward": float(tells_apart(group.texts, rewards)),
+        "inversions": inversions(judgement.correct, rewards),
+        "placed": float(len(judgement.null_boxes)),
+        "null_tokens": float(judgement.masks[1:].sum(-1).float().mean() / judgement.masks[0].sum()),
+        "unparsed": float((~judgement.parsed).float().mean()),
+        "response_length": float(group.responses.mask.sum(-1).float().mean()),
+        "look_share": fmean(map(world.looks, group.texts)),
+    }
+
+
+def means(rows: Sequence[dict]) -> dict:
+    """The means of a step's groups; margins by family."""
+    margins = defaultdict(list)
+    for row in rows:
+        if row["margin"] is not None:
+            margins[row["family"]].append(row["margin"])
+    names = [name for name in rows[0] if name not in ("family", "margin")]
+    return {name: fmean(row[name] for row in rows) for name in names} | {"margin": {f: fmean(m) for f, m in margins.items()}}
+
+
+def tells_apart(texts: Sequence[str], rewards: Tensor) -> bool:
+    """Whether a group holds two responses with the same final answer and different rewards."""
+    seen = defaultdict(set)
+    for text, reward in zip(texts, rewards.tolist()):
+        seen[answer_text(text)].add(reward)
+    return any(len(values) > 1 for answer, values in seen.items() if answer is not None)
+
+
+def inversions(correct: Tensor, rewards: Tensor) -> float:
+    """The share of (right, wrong) pairs of a group in which the wrong answer earns at least as much (Eq. 4's edge)."""
+    right, wrong = rewards[correct], rewards[~correct]
+    return float((right[:, None] <= wrong[None]).float().mean()) if len(right) and len(wrong) else 0.0
+
+
+# ── a run's pictures and table ──────────────────────────────────────────────────────────────────────────────────────
+def draw(policy: Policy, samples: list[data.Sample], config: Config, out: Path) -> None:
+    """Draws the run's two pictures into its directory: the curves of its log, and audits of its answers."""
+    pictures.learning_curves([json.loads(line) for line in (out / "log.jsonl").open()], out / "learning_curves.png")
+    with policy.reference():
+        pictures.audit_sheet(audit_examples(policy, samples, config), out / "audit_sheet.png")
+
+
+def audit_examples(policy: Policy, samples: list[data.Sample], config: Config) -> list[pictures.Example]:
+    """One group of each family, with the two answers of it to show: alike in what they say, furthest apart in reward."""
+    examples = []
+    for family in data.FAMILIES:
+        for sample in [s for s in samples if s.family == family][:1]:
+            draw = seeded(config.seed, "sheet", sample.id, device=policy.device)
+            group = sample_group(policy, sample, config, config.group_size, draw)
+            judgement = judge(policy, group, config)
+            examples.append(example_of(group, judgement, rewards_of(judgement, sample, config), config))
+    return examples
+
+
+def example_of(group: Group, judgement: Judgement, rewards: Tensor, config: Config) -> pictures.Example:
+    """A judged group as the pictures show it."""
+    j = judgement
+    return pictures.Example(
+        group.sample, group.vision.grid, j.masks, j.null_boxes, group.texts,
+        j.correct, j.audited, j.s, j.m, ced.evidence_gate(j.m, config.tau_g), rewards,
+    )  # fmt: skip
+
+
+def markdown(before: dict, after: dict) -> str:
+    """Accuracy before → after by split and family, as a Markdown table."""
+    lines = ["| split | family | N | accuracy before | after | 95 % interval | look share | margin |", "|---" * 8 + "|"]
+    for split, families in after.items():
+        for family, a in families.items():
+            b = before[split][family]
+            low, high = a["interval"]
+            lines.append(
+                f"| {split} | {family} | {a['n']} | {b['accuracy']:.2f} | {a['accuracy']:.2f} | {low:.2f}–{high:.2f} "
+                f"| {b['look_share']:.2f} → {a['look_share']:.2f} | {b['margin']:.2f} → {a['margin']:.2f} |"
+            )
+    return "\n".join(lines)
