@@ -7,6 +7,8 @@ Numbers come from `config.Config`.
 
 import json
 import random
+import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -118,9 +120,25 @@ def span_mask(spans: Sequence[tuple[int, int] | None], length: int) -> Tensor:
     return torch.stack([(positions >= a) & (positions < b) for a, b in (span or (0, 0) for span in spans)])
 
 
+def opposite(text: str) -> str | None:
+    """`text` with the yes or no that is read in it turned into the other: "eyes? Yes." → "eyes? No.", "Y" → "N".
+
+    Just the other word where none alone decides ("Absolutely."); None where nothing is read.
+    """
+    other = {"yes": "no", "no": "yes", "y": "n", "n": "y"}
+    said, text = answers.parse_yesno(text), unicodedata.normalize("NFKC", text)
+    for word in re.finditer(r"\b(?:yes|no|y|n)\b", text, re.IGNORECASE):
+        new = other[word[0].lower()]
+        new = new.upper() if word[0].isupper() else new.title() if word[0].istitle() else new
+        turned = text[: word.start()] + new + text[word.end() :]
+        if said and answers.parse_yesno(turned) == other[said]:
+            return turned
+    return said and other[said]
+
+
 def flipped(policy: Policy, ids: list[int], span: tuple[int, int] | None) -> tuple[list[int], tuple[int, int] | None]:
     """A response's ids with its yes turned into no (or no into yes), and the new answer's span; None if it has neither."""
-    other = answers.opposite(policy.decode(ids[slice(*span)])) if span else None
+    other = opposite(policy.decode(ids[slice(*span)])) if span else None
     if other is None:
         return ids, None
     new = policy.tokenizer(other, add_special_tokens=False)["input_ids"]

@@ -337,7 +337,7 @@ def parse_pair(text: str) -> tuple[str, ...] | None:
 LETTERS = {letter: letter for letter in ascii_uppercase}
 
 
-def number_of(gold: str) -> float | None:
+def as_number(gold: str) -> float | None:
     """MMMU compares numbers rounded to 2 places; None for a gold that is a text."""
     try:
         return round(float(gold.replace(",", "")), 2)
@@ -351,12 +351,12 @@ def judge_open(row: Row, text: str) -> Verdict:
     value = None if number.value is None else round(number.value, 2)
 
     def says(gold: str) -> bool:
-        if number_of(gold) is not None:
-            return value == number_of(gold)
+        if as_number(gold) is not None:
+            return value == as_number(gold)
         letter = gold.strip().upper()
         return f" {normalize_word(gold)} " in f" {said} " or letter in LETTERS and parse_choice(text, LETTERS) == letter
 
-    numeric = all(number_of(gold) is not None for gold in row.answer)
+    numeric = all(as_number(gold) is not None for gold in row.answer)
     reading = number if numeric else read(text, "word")
     return verdict(reading, None) | {"correct": any(map(says, row.answer)), "official": mmmu_open(text, row.answer)}
 
@@ -388,7 +388,7 @@ def mmmu_open(text: str, golds: Sequence[str]) -> bool:
     def normal(part: str) -> list:
         part = part.strip().lower()
         texts = [f" {part}", f"{part} "] if len(part) == 1 else [part]
-        return texts if number_of(part) is None else [number_of(part)]
+        return texts if as_number(part) is None else [as_number(part)]
 
     said, lines = [], text.strip().strip(".").lower().split("\n")
     for line in lines:

@@ -13,7 +13,6 @@ from answers import (
     is_correct,
     judged,
     normalize_word,
-    opposite,
     parse_choice,
     parse_count,
     parse_yesno,
@@ -170,7 +169,7 @@ def test_span_keeps_a_token_that_straddles_the_tag():
     ("2nd", None), ("3D", None), ("v1.5", None), ("1.5v", None), ("five (5)", 5),
     ("2 or 3", None), ("2-3", None), ("2–3", None), ("2, 3", None), ("2 3", None), ("2/3", None), ("2 to 3", None),
     ("2 geese or 3 geese", None), ("2 (or 3)", None), ("two or three", None), ("1,0000", None), ("3 or three", 3),
-    ("two thousand three hundred", None), ("two hundred thousand", None),  # beyond the grammar: refused, not misread
+    ("two thousand three hundred", 2300), ("two hundred thousand", 200000), ("fifteen hundred and five", 1505),
     ("Two here and then six there, eight in all.", 8),
     ("The answer is 8 because 2 rows hold 4 each.", 8), ("Answer: 8 (2 rows of 4)", 8), ("Answer: 2 or 3", None),
     ("The answer is 4. Wait. The answer is 6. I had seen 2.", 6), ("The answer is about 9, not 3.", 9),
@@ -184,8 +183,7 @@ def test_count(text, expected):
     ("Yes", "yes"), ("no.", "no"), ("*No*, never", "no"), ("YES!", "yes"), ("Yes it does", "yes"),
     ("No. One sign says yes.", "no"), ("Yes. There is no doubt.", "yes"), ("I would say yes", "yes"),
     ("There is no boat.", None),  # a "no" that counts boats: the question is not known here
-     ("The answer is no", "no"), ("I looked. Answer: Yes, no boat hides it.", "yes"),
-    
+    ("The answer is no", "no"), ("I looked. Answer: Yes, no boat hides it.", "yes"),
     ("Answer: No. I had thought yes.", "no"), (r"\boxed{yes}", "yes"), ("Y", "yes"), ("(n)", "no"), ("y axis", None),
     ("yes or no", None), ("yes/no", None), ("Yes and no.", None), ("yes no", None), ("I said yes, then no", None),
     ("Yes, no doubt", "yes"),  # "no" is a value only where it is no determiner
@@ -319,53 +317,61 @@ def test_traps():
 
 # Written before the reader was: what a person reads → replies, between " | " or line ends.
 MCQ = {
-    "C": r"""It's C. | I'd say C. | Final answer: C | Answer = C | My answer would be (C) | C, because it has horns. | Must be C.
-        C — the horns give it away. | So C it is. | I am going with C here. | C is the best match. | The best choice is C. | Ｃ．
-        The animal shown is a cow. | This picture shows a cow in a field. | We see a cow, so C. | Choice (C) | option c is right
-        B is wrong, so it has to be C. | At first B looked right, but C is the answer. | Not A, not B: C. | Only C fits the horns.
-        Of the four, C matches best. | The animal isn't a goat but a cow. | It is a cow rather than a goat. | cow (C) | “C”
-        **C**: a cow | C.\n\nReason: A has wings, B is small. | A is a bird. B is too small. That leaves C. | {"choice": "C"}
-        Eliminating A, B and D leaves C. | Looking at the horns\n\n**C** | Thus the correct option: C | 选C | 答案为C | C选项正确
-        正确选项是C | La respuesta es C. | Die Antwort ist C. | La réponse est C. | The correct letter is C. | C) A cow.
-        A. a hen: no.\nB. a goat: no.\nC. a cow: yes.\nAnswer: C | It must be the cow. | I believe the answer is C | Option C.
+    "C": r"""It's C. | I'd say C. | Final answer: C | Answer = C | My answer would be (C) | C, because it has horns.
+        Must be C. | C — the horns give it away. | So C it is. | I am going with C here. | C is the best match.
+        The best choice is C. | Ｃ． | The animal shown is a cow. | This picture shows a cow in a field.
+        We see a cow, so C. | Choice (C) | option c is right | B is wrong, so it has to be C.
+        At first B looked right, but C is the answer. | Not A, not B: C. | Only C fits the horns.
+        Of the four, C matches best. | The animal isn't a goat but a cow. | It is a cow rather than a goat. | cow (C)
+        “C” | **C**: a cow | C.\n\nReason: A has wings, B is small. | A is a bird. B is too small. That leaves C.
+        {"choice": "C"} | Eliminating A, B and D leaves C. | Looking at the horns\n\n**C** | Thus the correct option: C
+        选C | 答案为C | C选项正确 | 正确选项是C | La respuesta es C. | Die Antwort ist C. | La réponse est C.
+        The correct letter is C. | C) A cow. | A. a hen: no.\nB. a goat: no.\nC. a cow: yes.\nAnswer: C
+        It must be the cow. | I believe the answer is C | Option C.
         Clearly the answer must be C, not B, since B has no horns. | C.\nA hen is smaller than that. | The right one is C.""",
-    None: r"""It could be B or C. | Possibly A, possibly C. | I can't decide between B and C. | Not C. | C is out. | 20°C | ∠C
-        C is definitely wrong. | It is neither a hen nor a pig. | Is it a cow? | Let me start with option C. | None of them.
-        Consider C first. | Figure C is blurry. | Point C lies on the line | The vitamin C content is high. | All of the above
-        Plan B would be to wait. | I am unable to see any animal. | Sorry, no image was provided. | A person is standing there.
-        To find the answer, we compare A with B, and then | Step 1: compare option A with | I do not think it is a cow.
-        If it were a cow, it would have horns. | There is a cow and a pig. | Would B fit? | I doubt that it is C.
-        The options are A, B, C and D. | Group A is larger than group B. | C is less likely than""",
+    None: r"""It could be B or C. | Possibly A, possibly C. | I can't decide between B and C. | Not C. | C is out. | 20°C
+        ∠C | C is definitely wrong. | It is neither a hen nor a pig. | Is it a cow? | Let me start with option C.
+        None of them. | Consider C first. | Figure C is blurry. | Point C lies on the line
+        The vitamin C content is high. | All of the above | Plan B would be to wait. | I am unable to see any animal.
+        Sorry, no image was provided. | A person is standing there. | To find the answer, we compare A with B, and then
+        Step 1: compare option A with | I do not think it is a cow. | If it were a cow, it would have horns.
+        There is a cow and a pig. | Would B fit? | I doubt that it is C. | The options are A, B, C and D.
+        Group A is larger than group B. | C is less likely than""",
 }
 COUNT = {
-    7: r"""I count seven. | It looks like 7. | There appear to be 7 birds. | I'd say 7 | You can see 7 birds here. | That makes 7.
-        The picture contains 7 birds. | 7 birds in total | In total: 7 | So the total comes to 7. | 4 + 3 equals 7. | Only 7. | 7!
-        7 (4 left, 3 right) | Seven: four left, three right. | 7 birds: 4 left and 3 right | Count: 7 | count = 7 | about 7 | ７
-        There are 7 birds, 4 on the left and 3 on the right. | 4 in front, 3 behind: 7 in all. | Not 6, but 7. | Roughly 7 birds.
-        We have 4 on the left and 3 on the right, which gives 7. | The number of birds is 7, not 6. | exactly seven birds
-        It is 7, because one is hidden behind another. | First I thought 6, but there are 7. | **Count:** seven | 7 pcs.
-        There are 7 of them. | 共有7只鸟 | 答案为7 | 图中一共有7个 | Es sind 7. | Il y en a 7. | Son 7 | $\boxed{7\text{ birds}}$
-        Row 1 has 4, row 2 has 3. Total 7. | The answer: 7. Two of them are small.
+    7: r"""I count seven. | It looks like 7. | There appear to be 7 birds. | I'd say 7 | You can see 7 birds here.
+        That makes 7. | The picture contains 7 birds. | 7 birds in total | In total: 7 | So the total comes to 7.
+        4 + 3 equals 7. | Only 7. | 7! | 7 (4 left, 3 right) | Seven: four left, three right.
+        7 birds: 4 left and 3 right | Count: 7 | count = 7 | about 7 | ７
+        There are 7 birds, 4 on the left and 3 on the right. | 4 in front, 3 behind: 7 in all. | Not 6, but 7.
+        Roughly 7 birds. | We have 4 on the left and 3 on the right, which gives 7. | The number of birds is 7, not 6.
+        exactly seven birds | It is 7, because one is hidden behind another. | First I thought 6, but there are 7.
+        **Count:** seven | 7 pcs. | There are 7 of them. | 共有7只鸟 | 答案为7 | 图中一共有7个 | Es sind 7. | Il y en a 7.
+        Son 7 | $\boxed{7\text{ birds}}$ | Row 1 has 4, row 2 has 3. Total 7. | The answer: 7. Two of them are small.
         1, 2, 3, 4, 5, 6, 7. There are 7 birds. | 7\n\n4 sit on the wire, 3 on the roof.""",
     0: "There are no birds. | Zero. | No birds can be seen. | None", 24: "two dozen | 24 eggs", 1200: "1.2 × 10^3 | 1.2×10³",
     2.5: "2.5 kg | 2½", -3: "−3 | The value is -3.", 2e6: "2,000,000 USD | 2,000,000USD", 5: "5 cm^2 | 5cm", 0.13: ".13",
-    None: r"""6 or 7 | between 6 and 7 | 6–7 | at least 7 | more than 7 | fewer than 7 | several | No idea. | I cannot count them.
-        One cannot say. | One of them is hidden. | Let me count them one by one. | 3rd | How many? 7? | Figure 7 | not seven
-        Starting from the left, 3 birds sit on the wire, and then | First, the top row: 4. Then | the 7th bird | 6/7
-        Either 6 or 7 birds. | The sign reads 50. | There is no way to count them. | Up to 7 | Let me look at row 2.""",
+    None: r"""6 or 7 | between 6 and 7 | 6–7 | at least 7 | more than 7 | fewer than 7 | several | No idea.
+        I cannot count them. | One cannot say. | One of them is hidden. | Let me count them one by one. | 3rd
+        How many? 7? | Figure 7 | not seven | Starting from the left, 3 birds sit on the wire, and then
+        First, the top row: 4. Then | the 7th bird | 6/7 | Either 6 or 7 birds. | The sign reads 50.
+        There is no way to count them. | Up to 7 | Let me look at row 2.""",
 }
 YESNO = {
-    "yes": r"""Yes it is. | Yes, they do. | yes - both do | Sure. | Of course. | Certainly! | Correct. | True. | It is true. | y | Ｙ | YES!!
-        I would say yes. | I think yes. | My answer is yes | So, yes. | Therefore, yes. | The answer: yes. | Answer - Yes | 是的
-        eyes? yes | Are they equal? Yes. | Yes; no other one is as tall. | Yes, there's no doubt. | Not no, but yes. | 答案：是
-        The boat is red, so yes. | **Yes**, it is. | Yes\nThere is no other boat. | Final answer: \boxed{\text{Yes}} | Oui. | Sí.""",
-    "no": r"""No it isn't. | No, they don't. | no - neither does | Nope! | Not at all. | Incorrect. | False. | It is false. | n | Ｎ | NO
-        I would say no. | I think no. | My answer is no | So, no. | Therefore, no. | The answer: no. | Answer - No | 不是 | 没有
-        Are they equal? No. | The answer is not yes but no. | The boat is blue, so no.
-        **No**, it is not. | No\nYes would need a red boat. | Certainly not. | Of course not. | Nein. | 答案：否 | Absolutely not!""",
-    None: r"""yes and no | Yes or no? | either yes or no | I have no idea. | There is no image. | No image was given. | N/A | Maybe.
-        I can't say. | There are no signs that tell. | The sign says no. | Note the boats. | Yesterday | Is the answer yes? | no. 3
-        I know the place. | Let us see whether it is true. | He would say no to that. | No information on this.""",
+    "yes": r"""Yes it is. | Yes, they do. | yes - both do | Sure. | Of course. | Certainly! | Correct. | True.
+        It is true. | y | Ｙ | YES!! | I would say yes. | I think yes. | My answer is yes | So, yes. | Therefore, yes.
+        The answer: yes. | Answer - Yes | 是的 | eyes? yes | Are they equal? Yes. | Yes; no other one is as tall.
+        Yes, there's no doubt. | Not no, but yes. | 答案：是 | The boat is red, so yes. | **Yes**, it is.
+        Yes\nThere is no other boat. | Final answer: \boxed{\text{Yes}} | Oui. | Sí.""",
+    "no": r"""No it isn't. | No, they don't. | no - neither does | Nope! | Not at all. | Incorrect. | False.
+        It is false. | n | Ｎ | NO | I would say no. | I think no. | My answer is no | So, no. | Therefore, no.
+        The answer: no. | Answer - No | 不是 | 没有 | Are they equal? No. | The answer is not yes but no.
+        The boat is blue, so no. | **No**, it is not. | No\nYes would need a red boat. | Certainly not. | Of course not.
+        Nein. | 答案：否 | Absolutely not!""",
+    None: r"""yes and no | Yes or no? | either yes or no | I have no idea. | There is no image. | No image was given.
+        N/A | Maybe. | I can't say. | There are no signs that tell. | The sign says no. | Note the boats. | Yesterday
+        Is the answer yes? | no. 3 | I know the place. | Let us see whether it is true. | He would say no to that.
+        No information on this.""",
 }
 MORE = [  # options that are harder to tell apart
     ({"A": "Yes", "B": "No"}, {"A": "Yes | A. Yes | Yes, there is a way.", "B": "No, it does not. | The answer is no. | B",
@@ -381,7 +387,7 @@ MORE = [  # options that are harder to tell apart
 ]
 UNREAD = {  # a person reads these; unreadable is the price of the rules that keep others from being misread
     "count": ["7 birds, two of which are flying", "4 + 3 is 7", "VII"],  # looks cut off; no "="; initials and names
-    "yesno": ["No; yes would need two of them."], "mcq": ["C is what I would choose."],
+    "yesno": ["No; yes would need two of them."], "mcq": ["The slope is C."],
 }
 
 
@@ -420,7 +426,7 @@ def test_replies_are_read_as_a_person_reads_them():
     ("（ｂ）", "mcq", "whole"), ("7 dogs", "count", "whole"), ("The answer is 4, not 9.", "count", "stated"),
     ("7. Three are left, four right.", "count", "alone"), ("A is wrong; C fits.", "mcq", "concluded"),
     ("3 + 4 = 7", "count", "concluded"), ("There are 7 dogs in 2 rows.", "count", "told"),
-    ("In the field stands a cow.", "mcq", "once"), ("Goats and hens eat. A hen and a goat eat. A hen is here.", "mcq", "last"),
+    ("In the field stands a cow.", "mcq", "once"), ("A hen fears a goat. Here is a hen.", "mcq", "last"),
     ("It could be B or C.", "mcq", ""), ("red", "word", "whole"), ("", "word", ""),
 ])
 def test_the_reading_that_decides_is_named(text, kind, by):
@@ -429,9 +435,10 @@ def test_the_reading_that_decides_is_named(text, kind, by):
 
 # ---- properties ------------------------------------------------------------------------------------------------------
 
-PIECES = ["<answer>", "</answer>", "<think>", "</think>", "yes", "no", "A", "B.", "(C)", "a cow", "7", "1,000", "٣", "١,٠٠٠", "½",
-          "1⁄0", "10^", "×10^-3", "1e999", "²", "\\frac{1}{0}", "\\boxed{", "}", "not", "or", "answer is", "so", "=", "?", "\n", " ",
-          ", ", ". ", ": ", " - ", "\ud800", "\x00", "\U000f0000", "\U0010ffff", "答案是", "，", "two dozen", "hundred", "no one"]
+PIECES = ["<answer>", "</answer>", "<think>", "</think>", "yes", "no", "A", "B.", "(C)", "a cow", "7", "1,000", "٣",
+          "١,٠٠٠", "½", "1⁄0", "10^", "×10^-3", "1e999", "²", r"\frac{1}{0}", r"\boxed{", "}", "not", "or", "answer is",
+          "so", "=", "?", "\n", " ", ", ", ". ", ": ", " - ", "\ud800", "\x00", "\U000f0000", "\U0010ffff", "答案是",
+          "，", "two dozen", "hundred", "no one"]
 
 
 def test_any_string_is_read_without_an_error():
@@ -440,7 +447,7 @@ def test_any_string_is_read_without_an_error():
         text = "".join(rng.choices(PIECES, k=rng.randint(0, 12)))
         assert parse_choice(text, PETS) in {*PETS, None} and parse_yesno(text) in {"yes", "no", None}
         assert parse_count(text) is None or isinstance(parse_count(text), float)
-        assert isinstance(normalize_word(text), str) and (opposite(text) is None or parse_yesno(text) is not None)
+        assert isinstance(normalize_word(text), str)
 
 
 def test_what_is_audited_is_what_is_judged():
@@ -449,22 +456,6 @@ def test_what_is_audited_is_what_is_judged():
         text = "".join(rng.choices([*PIECES[:10], " "], k=rng.randint(0, 9)))
         span = answer_span(list(text), "".join)
         assert judged(text) == text[slice(*span)] if span else answer_text(judged(text)) is None, text
-
-
-@pytest.mark.parametrize("text, expected", [
-    ("yes", "no"), ("No.", "Yes."), ("YES", "NO"), ("Y", "N"), ("n", "y"), ("Ｙ", "N"), ("ｙｅｓ！", "no！"),
-    ("eyes? yes", "eyes? no"), ("Nobody? No.", "Nobody? Yes."), ("Absolutely.", "No."), ("Not at all.", "Yes."),
-    ("The answer is not no but yes.", "The answer is not no but no."), ("red", None), ("yes or no", None), ("", None),
-])
-def test_the_word_that_was_read_is_turned(text, expected):
-    assert opposite(text) == expected
-
-
-def test_turning_changes_the_reading():
-    for text, says in replies(YESNO):
-        turned = opposite(text)
-        assert turned is None or {says, parse_yesno(turned)} == {"yes", "no"}, text
-        assert (says is None) <= (turned is None)
 
 
 def test_the_module_is_a_leaf():
