@@ -120,7 +120,7 @@ _REWRITTEN = [(re.compile(pattern), new) for pattern, new in [
     (r"\^?\{?\\(?:circ|degree)\b\}?", "°"),
     (r"\\(?:text|math)[a-z]*|\\[,;! ]|[*_`$\\{}]", ""),
     (rf"(?<={_CJK})(?=[A-Za-z\d])|(?<=[A-Za-z\d])(?={_CJK})|[^\S\n]+", " "),
-    (r"\.{2,}", ", "),
+    (r"\.{3,}", ", "),
     (r"\s*\n\s*", "\n"),
     (r"(?m)((?:^|[.!?:] )[^\w\n]{0,8}[A-Z])\. (?=\S)(?!(?:It|There|They|In)\b)", r"\1) "),  # "A. dog" ends no sentence
 ]]
@@ -161,10 +161,10 @@ _NO_ONES = r"(?<=there are )no(?= (?!other|more|way|image)\w)|^no(?! one\b)(?= \
 _NUMBER = _re(rf"(?:{_DIGITS}|{_SPELLED})(?!{_TERM})|{_NO_ONES}")
 # Words around a number, <here>, that make it a label, a bound, a doubt, a part ("there are 5 of them" is none) or a pronoun.
 _COUNTS_NOTHING = _re(r"""\b(?:step|nos?\.?|figure|fig\.|image|page|row|column|line|at least|at most|up to|over|under|above
-    |below|than|first|next|last) <|> ?% (?:sure|certain|confident)|> (?:\w+ )?or (?:more|less|fewer)\b
-    |(?<!are )(?<!be )<(?!none>)[^>]*> of (?:them|these|those|which|the)\b
-    |\b(?:the|this|that|each|every|any|another|other|some|by|first|next) (?:\w+ )?<one>
-    |<one> (?:by|cannot|can|could|may|might|must|should|would|another|moment)\b""")
+    |number|player|below|than|first|next|last) <|> ?% (?:sure|certain|confident)|> (?:\w+ )?or (?:more|less|fewer)\b
+    |(?<!are )(?<!be )(?<!see )<(?!none>)[^>]*> of (?:them|these|those|which|the)\b(?!\W*\Z)|\b(?:the|this|that|each|every|any
+    |another|other|some|by|first|next) (?:\w+ )?<one>|<one> (?:by|cannot|can|could|may|might|must|should|would|another
+    |moment)\b""")
 
 
 def _to_number(token: str) -> float:
@@ -185,12 +185,12 @@ def _to_number(token: str) -> float:
 
 _THAT_IS = "(?:(?:it|that|the statement)(?: is|'s) )?"
 _YESNO = {  # as a word of a sentence, and as all of one
-    "yes": (r"\b(?:yes|yeah|yep|yup)\b|是的", rf"""y|{_THAT_IS}(?:true|correct|right)|affirmative|(?:indeed|absolutely
-        |definitely|exactly|sure|certainly|of course)(?:,? it is)?|是|对的?|有|はい|oui|s[íi]|ja|да|네|예"""),
+    "yes": (r"\b(?:yes|yeah|yep|yup)\b|是的|^(?:true|correct|是)(?=,)", rf"""y|{_THAT_IS}(?:true|correct|right)|affirmative
+    |(?:indeed|absolutely|definitely|exactly|sure|certainly|of course)(?:,? it is)?|是|对的?|有|はい|oui|s[íi]|ja|да|네|예"""),
     "no": (r"""\bno\b(?!-\w|\.? ?\d)(?=[^\w\n]*(?:$|[^\w\s])| (?:and|or|but|because|since|as|not|is|was|would|yes|it|they
-        |there|this|that|the|i|we|you)\b)|\b(?:nope|nah)\b|不是的?|不""", rf"""n|{_THAT_IS}(?:false|incorrect|wrong
-        |not (?:true|correct|right))|negative|not really|not at all|(?:definitely|absolutely|certainly|of course) not
-        |否|不对|没有|いいえ|non|nein|нет|아니요|아니오"""),
+        |there|this|that|the|i|we|you)\b)|\b(?:nope|nah)\b|^(?:false|incorrect)(?=,)|不是的?|不""",
+        rf"""n|{_THAT_IS}(?:false|incorrect|wrong|not (?:true|correct|right))|negative|not really|not at all|no way
+        |(?:definitely|absolutely|certainly|of course) not|否|不对|没有|いいえ|non|nein|нет|아니요|아니오"""),
 }
 _YES_OR_NO = _re("|".join(
     rf"(?P<{value}>{word})|(?:^|(?<=[.!?:是为])) ?[^\w\n]{{0,4}}(?P<{value}_>\b(?:{alone}))(?=[^\w\n;:/,]*(?:[.!\n]|\Z)|$)"
@@ -199,42 +199,55 @@ _YES_OR_NO = _re("|".join(
 
 # A and I are words too ("A man", "I think"): not letters before any word but these, or one more letter.
 _WORD = (r"(?<=[AaIi]) (?!(?:because|since|as|is|was|and|or|to|not|but|seems|looks|fits|matches|remains|would|must|should|it"
-         rf"|does|can|cannot|rather|instead|\w)\b)[\w{_SURE}]")
+         r"|does|can|cannot|rather|instead|\w)\b)\w")
 # "N/A" offers no letter. The A stands behind the N, so both ends are looked at.
-_LETTER = rf"(?i)(?<!\w)(?<!\w['-])(?<![∠△°^])(?!n/a\b)(?<!\bn/(?=a\b))[A-Z](?!\w|['-]\w|[+#]|{_WORD})"
+_LETTER = _re(rf"(?<!\w)(?<!\w['-])(?<![∠△°^])(?!n/a\b)(?<!\bn/(?=a\b))[A-Z](?!\w|['-]\w|[+#]|{_WORD})")
 _OPERATORS = "+*/^<>≤≥×÷=≠±√"  # all but the last four make what follows another thing
-_BEFORE = rf"(?<!\.(?=\d))(?<![\w{_OPERATORS[:-4]}-])(?<![{_OPERATORS[:-4]}] )(?<!\W\w - )"  # an option's text
-_AFTER = rf"(?!\w|[.,]\d| ?[{_OPERATORS}]|-\w| - ?\w\b)"
-_ARTICLE = "(?:(?:an?|the) )?"
+_PIECE = re.compile(rf"""(?!(?:an?|the)\ (?!and\b|or\b)\w\w)  # of a text; articles are none
+    (?:\d+(?:[.,]\d+)*|(?<![^\W\d])[^\W\d]+|[{_OPERATORS}]|-(?=\ ?(?:\d|\w\b)))""", re.X)
+_BEFORE = re.compile(rf"(?<!\.(?=\d))(?<![\w{_OPERATORS[:-4]}-])(?<![{_OPERATORS[:-4]}] )(?<!\W\w - )")  # a whole text
+_AFTER = re.compile(rf"(?!\w|[.,]\d| ?[{_OPERATORS}]|-\w| - ?\w\b)")
+_ITS = _re(r"[^\w\n]{0,4}(?:(?:an?|the) )?")  # between a letter and its text
 _NUMERALS = {*_WORDS, *"none no first second third fourth last".split()}
 
 
 def _choices(text: str, options: dict[str, str], mark: Callable[..., str]) -> str:
-    """The options' texts marked, the longest first, then their letters. Where letters stand before their texts, only these
-    pairs are sure."""
-    letters: dict[str, str] = {}
+    """`text` with the options' texts marked, the longest first, and their letters. A letter and its text are one, and then
+    alone sure."""
+    texts: dict[tuple[str, ...], str] = {}
     for letter, option in options.items():
-        option = re.sub(r"\b(?:an?|the) (?=\w\w)(?!and\b|or\b)", "", _clean(option).replace("⁄", "/"))
-        words = re.findall(rf"\d+(?:[.,]\d+)*|[^\W\d]+|[{_OPERATORS}]|-(?= ?(?:\d|\w\b))", option.casefold())
-        if len(words) > 1 or not re.fullmatch("[a-z]?", "".join(words)):  # a lone letter is never an option's text
-            pattern = rf"(?:[^\w\n{_OPERATORS}-]|-(?!\d|\w\b| ))*{_ARTICLE}".join(map(re.escape, words))
-            letters[pattern] = letters.get(pattern, "") + letter
-    unmarked = text = text.replace("⁄", "/")
-    for pattern in sorted(letters, key=len, reverse=True):
-        for letter in letters[pattern]:
-            labelled = _LETTER.replace("[A-Z]", letter) + rf"[^\w\n]{{0,4}}{_ARTICLE}{pattern}{_AFTER}"
-            text = re.sub(labelled, mark(letter), text)
-    sure = text == unmarked
-    for pattern in sorted(letters, key=len, reverse=True):
-        named = sure and any(len(word) > 1 and word not in _NUMERALS for word in re.findall(r"[^\W\d]+", pattern))
-        text = re.sub(rf"(?i){_BEFORE}{pattern}{_AFTER}", mark(letters[pattern], named), text)
-    return re.sub(_LETTER, lambda m: mark(m[0].upper(), False) if m[0].upper() in options else m[0], text)
+        option = re.sub(r"(?i)^(?:an?|the) (?=\w\w)(?!and\b|or\b)", "", _clean(option).replace("⁄", "/"))
+        words = tuple(_PIECE.findall(option.casefold()))
+        texts[words] = texts.get(words, "") + letter
+    pieces = list(_PIECE.finditer(text))
+    names = [piece[0].casefold() for piece in pieces]
+    found: dict[int, tuple[int, str, bool]] = {}  # where a value begins → where it ends, its letters, whether it is sure
+    for words in sorted(texts, key=len, reverse=True):
+        if re.fullmatch(r"[^\W\d]?", "".join(words)):  # a lone letter is never an option's text
+            continue
+        sure = any(len(word) > 1 and word.isalpha() and word not in _NUMERALS for word in words)
+        for i in range(len(names) - len(words) + 1):
+            start, stop = pieces[i].start(), pieces[i + len(words) - 1].end()
+            if names[i : i + len(words)] == [*words] and _BEFORE.match(text, start) and _AFTER.match(text, stop):
+                found[start] = stop, texts[words], sure
+                names[i : i + len(words)] = [""] * len(words)
+    labelled = set()
+    for piece, name in zip(pieces, names):
+        if name.upper() in options and _LETTER.match(text, start := piece.start()):
+            stop, letters, _ = found.pop(_ITS.match(text, start + 1).end(), (start + 1, "", False))
+            found[start] = stop, name.upper(), name.upper() in letters
+            labelled |= {start} if found[start][2] else set()
+    marked, at = [], 0
+    for start, (stop, letters, sure) in sorted(found.items()):
+        marked += [text[at:start], mark(letters, start in labelled if labelled else sure)]
+        at = stop
+    return "".join([*marked, text[at:]])
 
 
 _PAUSE = rf"[^\w.:=!?\n{_VALUE}]*?"  # blanks, brackets and marks inside a sentence
 # Alternatives: values with only marks between them ("2, 3"; not "12 (3 rows)", not "seven - 7"), or "2 cats or 3".
 _ALTERNATIVES = _re(rf"""[{_VALUE}](?:(?:(?! ?\(| - ){_PAUSE}(?:\w+ly )?
-    |{_PAUSE}(?:(?:\w+{_PAUSE}){{0,2}}\b(?:or|and|nor)|\b(?:to|then))\b{_PAUSE}{_ARTICLE})[{_VALUE}])+""")
+    |{_PAUSE}(?:(?:\w+{_PAUSE}){{0,2}}\b(?:or|and|nor)|\b(?:to|then))\b{_PAUSE}(?:(?:an?|the) )?)[{_VALUE}])+""")
 
 
 def _marked(text: str, kind: str, options: dict[str, str] | None) -> tuple[str, dict[str, frozenset]]:
@@ -258,7 +271,7 @@ def _marked(text: str, kind: str, options: dict[str, str] | None) -> tuple[str, 
         return mark(frozenset().union(*map(values.get, characters)), min(characters) <= _SURE[-1])
 
     if kind == "mcq":
-        text = _choices(text, options, mark)
+        text = _choices(text.replace("⁄", "/"), options, mark)
     else:
         text = _NUMBER.sub(number, text) if kind == "count" else _YES_OR_NO.sub(yes_or_no, text)
     return _ALTERNATIVES.sub(alternatives, text), values
@@ -267,28 +280,31 @@ def _marked(text: str, kind: str, options: dict[str, str] | None) -> tuple[str, 
 # ---- what a reply says -----------------------------------------------------------------------------------------------
 
 _SENTENCE = re.compile(r"[^\n]+?(?:[.!?]+(?=\W|\Z)|\n|\Z)")
+_IF = _re(r"\W*if (?:so|not|[^.]*\bwould)\b")
 # Where a clause ends: at a mark, or before a word that opens another; "B, not A" and "B rather than A" are two. The first
 # branch is no such place: that "not" belongs to its verb.
 _BREAK = _re(rf"""\b(?:is|are|was|were|be|do|does|did|can|could|would|should|will|must|may|might|has|have|had) not\b
-    |(?P<cut>[,;:](?!\d)(?: not\b)?| -+ (?:not\b)?|(?<!think )\b(?:but|so|because|since|as opposed|which|while|although|though
-    |whereas|however|therefore|thus|hence|where|when|if|leaves|leaving|rather than|instead of|than|except|not|nor
-    |and(?= (?:the|it|this|that|i|we|so|not|then)\b)|(?<=^[{_VALUE}] )(?:it|they|there|this|that|the|i|we|you))\b)""")
+    |(?P<cut>[,;:](?!\d)(?: not\b)?| -+ (?:not\b)?|→|=>|(?<!think )(?<!anything )\b(?:but|so|because|since|as opposed|which
+    |while|although|though|whereas|however|therefore|thus|hence|where|when|if|leaves|leaving|rather than|instead of|than|except
+    |not|nor|and(?= (?:the|it|this|that|i|we|so|not|then)\b)|(?<=^[{_VALUE}] )(?:it|they|there|this|that|the|i|we|you))\b)""")
 _CHOOSES = r"(?:choos|chose|pick|select|opt for|go(?:ing)? (?:with|for)|say|answer)"
 # What a clause that says nothing does: it denies, compares, quotes; it plans, supposes, considers.
-_SILENT = _re(rf"""\b(?:not|no [{_VALUE}]|(?<=[:-] )no\W*\Z|\w+n't|cannot|never|neither|nor|than|instead of|opposed|except|wrong
-    |incorrect|false|out|unlikely|(?<!no )doubt|eliminat\w+|exclud\w+|thought|said|written|(?<!would )(?<!'d )(?<!i )says?
-    |reads|let(?: me| us|'s)(?! {_CHOOSES})|(?:i|we)(?: will|'ll)(?! {_CHOOSES})|(?:start|begin)(?:s|ing)? with|first,? (?:i|we)
-    |to (?:find|check|see|solve|decide|choose)|if|suppose|assum\w+|consider\w*)(?!\w)|不|没|错""")
+_SILENT = _re(rf"""\b(?:not|no [{_VALUE}]|(?<=[:-] )no\W*\Z|\w+n't|cannot|never|neither|nor|than|instead of|opposed|except
+    |wrong|incorrect|false|out|unlikely|(?<!no )(?<!without )doubt|eliminat\w+|exclud\w+|lacks?|thinks|thought|said|written
+    |labelled|anything but|too (?:many|few)|options include|some(?:one|body)?(?= (?:\w+ )?(?:says?|thinks?))|others
+    |(?<!would )(?<!'d )(?<!'ll )(?<!i )says?|reads|let(?: me| us|'s)(?! {_CHOOSES})|(?:i|we)(?: will|'ll)(?! {_CHOOSES})
+    |(?:start|begin)(?:s|ing)? with|first,? (?:i|we)|to (?:find|check|see|solve|decide|choose)|if|suppose|assum\w+
+    |consider\w*)(?!\w)|不|没|错""")
 # A silent clause that begins so, and has no value, is said of what stands before it: "B, a dog, does not fit".
 _OF_THE_ABOVE = _re(rf"""\W*(?:\b(?:is|are|was|does|do|can|could)\b|\w+n't|cannot|wrong|incorrect|(?<=[:-] )no\W*\Z
-    |(?<!, )not\b)[^{_VALUE}]*\Z""")
+    |(?<!, )not\b(?! (?:at|in|on)\b|[^\w{_VALUE}]*\Z))[^{_VALUE}]*\Z""")
 
 
 def _silenced(text: str) -> str:
     """`text` without its questions and its silent clauses; the marks that end a sentence stay."""
     said: list[str] = []
     for sentence in _SENTENCE.findall(text):
-        asks = sentence.rstrip().endswith("?")
+        asks = sentence.rstrip().endswith("?") or _IF.match(sentence)
         cuts = [] if asks else [m.start() for m in _BREAK.finditer(sentence) if m["cut"]]
         kept: list[str] = []
         for clause in (sentence[a:b] for a, b in zip([0, *cuts], [*cuts, None])):
@@ -313,8 +329,8 @@ def _breaks_off(text: str) -> bool:
 # What may stand between a cue and its value, and before a value that is alone.
 _FILL = rf"""(?:[^\w.!?{_VALUE}]|\b(?:about|approximately|around|roughly|exactly|clearly|definitely|likely|most|probably|only
     |just|simply|then|there|it|is|are|be|to|with|the|an?|option|choice|letter|answer|number|total|of|group)\b){{0,30}}"""
-_LEAD = rf"""(?:[^\w.!?\n{_VALUE}]|\b(?:the|an?|option|choice|answer|total|about|around|only|just|oh|well|no|wait|most|\w+ly
-    |i think)\b){{0,12}}"""
+_LEAD = rf"""(?:[^\w.!?\n{_VALUE}]|\b(?:the|an?|option|choice|answer|letter|total|about|around|only|just|oh|well|no|wait|most
+    |\w+ly|i think)\b){{0,12}}"""
 _GAP = rf"[^.:\n{_VALUE}]{{0,60}}?"
 _THUS = r"\b(?:so|therefore|thus|hence)\b|[→∴]|=>|所以|因此"
 _PART = r"\b(?:left|right|top|bottom|front|back|middle|first|here|more|plus)\b"  # of a picture
@@ -326,18 +342,19 @@ def _cue(words: str, after: str = "", fill: str = _FILL) -> re.Pattern:
 
 
 _WHOLE = _re(rf"""{_LEAD}([{_VALUE}])[^\w?{_VALUE}]*(?:(?<=[{_SURE}])[^\w?{_VALUE}]*
-    (?:\b(?!and|or|to|but|than|not|half|is|are|was|can|in)\w+[^\w?{_VALUE}]*){{0,3}})?\Z""")
-_STATED = _cue(rf"""(?:\b(?:ans(?:wer)?(?! (?:choices|options))|solution|conclusion|respuesta|réponse|antwort|risposta|resposta
-    |ответ)\b|答案|选项|答え|正解|정답|답)(?:{_GAP}(?:\b(?:is|are|be|was|es|est|ist|è|é)\b|[:=]|[是为為はが은는]))?
-    |\b(?:option|choice|pick|guess|letter|match|total|count|number|one|correct|best|final \w+)\b{_GAP}(?:\b(?:is|are|be)\b|[:=])
-    |(?:^|[.!?,;:] |\b(?:i|we|let's|so)(?:'\w+)? (?:\w+ ){{0,3}}){_CHOOSES}\w*|\ba total of|故?选择?""")
+    (?:\b(?!and|or|to|but|than|not|half|is|are|was|can|in|would|too)\w+[^\w?{_VALUE}]*){{0,3}})?\Z""")
+_STATED = _cue(rf"""(?:\b(?:ans(?:wer)?(?! (?:choices|options))|solution|conclusion|response|result|final|respuesta|réponse
+    |antwort|risposta|resposta|ответ)\b|答案|选项|答え|正解|정답|답)(?:{_GAP}(?:\b(?:is|are|be|was|es|est|ist|è|é)\b|[:=]
+    |[是为為はが은는]))?|\b(?:option|choice|pick|guess|letter|match|total|(?<!i )(?<!we )count|number|one|correct|best
+    |final \w+)\b{_GAP}(?:\b(?:is|are|be)\b|[:=])|(?:^|[.!?,;:] |\b(?:i|we|let's|so)(?:'\w+)? (?:\w+ ){{0,3}}){_CHOOSES}\w*
+    |\ba total of|故?选择?""")
 _ALONE = _cue(r"^|(?<=[.!?] )", rf"(?=[^\w.!?\n{_VALUE}]*(?:[.!]|$))", _LEAD)
 _OPENS = _cue("^", rf"(?=\s*[^\w\s?{_VALUE}](?! (?:is|was|has|looks|would)\b)| (?:because|since|as|it|they)\b)", _LEAD)
 _THEREFORE = _cue(rf"""{_THUS}|\b(?:leaves?|leaving|remains|but|makes?|making|equals?|gives?|giving|gets?|comes to
-    |(?:it|this|that|which)(?: is|'s)|(?:must|has to|have to|would|should) be)\b|[=≈]|共|为|是""",
+    |(?:it|this|that|which)(?: is|'s)|(?:must|has to|have to|would|should|it'd) be)\b|[=≈]|共|为|是""",
     rf"(?:(?<=[{_SURE}])|(?=\W*(?:\Z|[.,;:!?\n]|\b(?:because|since|as|for|which|and|but|then)\b)))")
 _FITS = _cue(rf"^|[.,;:!?]|{_THUS}|\b(?:then|but|and|that|only|however|i (?:think|believe))\b", r"""(?=\W*(?:
-    \b(?:yes|correct|true|fits|matches|remains|it is)\b|(?:选?项)?是?(?:正确|对)
+    \b(?:yes|correct|true|fits|best|matches|remains|it is)\b|(?:选?项)?是?(?:正确|对)
     |\b(?:is|are|seems|looks|(?:would|must|should|has to) be)(?: \w+){0,2}? (?:correct|right|answer|best|true|one|choice|match
     |suitable|what)\b|[^.,;:!?\n]*\b(?:in total|in all|altogether)\b))""")
 _TELLS = _cue(rf"""(?:^|(?<=[.!?] ))(?![^.!?\n{_VALUE}]*(?:{_PART}|\brow\b))[^.!?\n{_VALUE}]*?
@@ -354,9 +371,9 @@ def _agreed(values: Iterable[frozenset]) -> frozenset:
 
 def _readings(kind: str, text: str, values: dict[str, frozenset]) -> Iterator[tuple[str, frozenset]]:
     """The readings of the table at the top, in its order: the name, and the values that are offered there."""
-    if whole := _WHOLE.match(text):
+    said = _silenced(text)
+    if whole := _WHOLE.match(said):
         yield "whole", values[whole[1]]
-    said = _silenced(text)  # every other reading is of this
 
     def led_to(*cues: re.Pattern) -> list[frozenset]:
         return [values[said[end - 1]] for end in sorted(m.end() for cue in cues for m in cue.finditer(said))]

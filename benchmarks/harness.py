@@ -244,6 +244,8 @@ def table_rows(result: dict) -> str:
         whole, low, high = result["expected_n"] if which == result["metric"] else "", *(100 * x for x in m["interval"])
         lines.append(f"| {result['benchmark']} | {which} | {100 * m['value']:.2f} | {low:.2f}–{high:.2f} | {m['n']} | {whole} "
                      f"| {result['unparsable']} | {result['rule']} | {result['split']} | {result['revision']} |")
+    if result.get("last_resort"):  # of `answers.py`; results of earlier versions do not count them
+        lines.append(f"| {result['benchmark']} | *verdicts from a last resort: {result['last_resort']}* |" + " |" * 8)
     if result["not_asked"]:
         lines.append(f"| {result['benchmark']} | *rows not asked, being incomplete: {result['not_asked']}* |" + " |" * 8)
     return "\n".join(lines)

@@ -775,8 +775,8 @@ def score(name: str, rows: Sequence[dict | Row], responses: Sequence) -> dict:
 
     `rows` are the hub's columns, or common rows; there is a response for each common row, in order. Returns the score
     (`metric`, `value`, `n`, `interval`, and its `units` for a paired bootstrap), `expected_n`, all `metrics` and the `parts`
-    of the benchmark with their n and interval, `unparsable`, `rule`, `hub`, `split`, `revision`, and `items`: id, the value
-    read, verdict. A metric without a unit is left out. Raises InputError.
+    of the benchmark with their n and interval, `unparsable`, `last_resort` (how many verdicts came from it), `rule`, `hub`,
+    `split`, `revision`, and `items`: id, the value read, verdict. A metric without a unit is left out. Raises InputError.
     """
     bench, rows = benchmark(name), to_rows(name, rows)
     if len(rows) != len(responses):
@@ -791,7 +791,7 @@ def score(name: str, rows: Sequence[dict | Row], responses: Sequence) -> dict:
         "benchmark": name, "metric": first, **summary(units[first]), "expected_n": bench.n, "units": units[first],
         "metrics": {which: summary(values) for which, values in units.items()},
         "parts": {part: summary(right) for part, right in sorted(parts.items())},
-        "unparsable": sum(v["value"] is None for v in verdicts),
+        "unparsable": sum(v["value"] is None for v in verdicts), "last_resort": sum(v.get("by") == "last" for v in verdicts),
         "rule": bench.rule, "hub": bench.hub, "split": bench.split, "revision": bench.revision,
         "items": [{"id": row.id, **v} for row, v in zip(rows, verdicts)],
     }
