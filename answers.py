@@ -185,8 +185,9 @@ def _to_number(token: str) -> float:
 
 _THAT_IS = "(?:(?:it|that|the statement)(?: is|'s) )?"
 _YESNO = {  # as a word of a sentence, and as all of one
-    "yes": (r"\b(?:yes|yeah|yep|yup)\b|是的|^(?:true|correct|是)(?=,)", rf"""y|{_THAT_IS}(?:true|correct|right)|affirmative
-    |(?:indeed|absolutely|definitely|exactly|sure|certainly|of course)(?:,? it is)?|是|对的?|有|はい|oui|s[íi]|ja|да|네|예"""),
+    "yes": (r"\b(?:yes|yeah|yep|yup)\b|是的|^(?:true|correct|是)(?=,)",
+        rf"""y|{_THAT_IS}(?:true|correct)|that(?: is|'s) right|affirmative|(?:indeed|absolutely|definitely|exactly|sure
+        |certainly|of course)(?:,? it is)?|是|对的?|有|はい|oui|s[íi]|ja|да|네|예"""),
     "no": (r"""\bno\b(?!-\w|\.? ?\d)(?=[^\w\n]*(?:$|[^\w\s])| (?:and|or|but|because|since|as|not|is|was|would|yes|it|they
         |there|this|that|the|i|we|you)\b)|\b(?:nope|nah)\b|^(?:false|incorrect)(?=,)|不是的?|不""",
         rf"""n|{_THAT_IS}(?:false|incorrect|wrong|not (?:true|correct|right))|negative|not really|not at all|no way

@@ -170,6 +170,7 @@ def test_span_keeps_a_token_that_straddles_the_tag():
     ("2 or 3", None), ("2-3", None), ("2–3", None), ("2, 3", None), ("2 3", None), ("2/3", None), ("2 to 3", None),
     ("2 geese or 3 geese", None), ("2 (or 3)", None), ("two or three", None), ("1,0000", None), ("3 or three", 3),
     ("two thousand three hundred", 2300), ("two hundred thousand", 200000), ("fifteen hundred and five", 1505),
+    ("Player 6", None), ("6 is too many.", None), ("Six of them", 6), ("5? No, 6.", 6),
     ("Two here and then six there, eight in all.", 8),
     ("The answer is 8 because 2 rows hold 4 each.", 8), ("Answer: 8 (2 rows of 4)", 8), ("Answer: 2 or 3", None),
     ("The answer is 4. Wait. The answer is 6. I had seen 2.", 6), ("The answer is about 9, not 3.", 9),
@@ -182,6 +183,8 @@ def test_count(text, expected):
 @pytest.mark.parametrize("text, expected", [
     ("Yes", "yes"), ("no.", "no"), ("*No*, never", "no"), ("YES!", "yes"), ("Yes it does", "yes"),
     ("No. One sign says yes.", "no"), ("Yes. There is no doubt.", "yes"), ("I would say yes", "yes"),
+    ("right", None), ("That's right.", "yes"),  # alone it is a side
+    ("Some would say yes.", None), ("If so, yes.", None), ("Yes, though not at the top.", "yes"),
     ("There is no boat.", None),  # a "no" that counts boats: the question is not known here
     ("The answer is no", "no"), ("I looked. Answer: Yes, no boat hides it.", "yes"),
     ("Answer: No. I had thought yes.", "no"), (r"\boxed{yes}", "yes"), ("Y", "yes"), ("(n)", "no"), ("y axis", None),
@@ -211,6 +214,7 @@ def test_yesno(text, expected):
     ("B or C", None), ("B/C", None), ("(B)/(C)", None), ("B, C", None), ("Answer: B or C", None), ("B and C", None),
     ("A. a hen\nB. a goat\nC. a cow", None), ("B is not clear and C is", None), ("Both B and C", None),
     ("a cow or a pig", None), ("E", None), ("Cows, Dogs", None), ("Beyond doubt", None), ("C-shaped", None),
+    ("The answer is anything but C.", None), ("Somebody thinks it is a cow.", None), ("Response: C", "C"),
     ("none", None), ("no", None), ("I can't tell the answer", None), ("", None), ("...", None),
     ("N/A", None), ("n/a", None), ("The answer is N/A.", None), ("(N/A)", None), ("B/A", None), ("N/A, but C", "C"),
 ])

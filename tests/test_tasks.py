@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
+from benchmarks.harness import table_rows
 from benchmarks.tasks import BENCHMARKS, Row, align, content, continuations, find_rows, read_rows, score, to_rows
 from config import InputError
 
@@ -414,6 +415,13 @@ def test_scienceqa_blank_image_and_zero_answer():
     result = score("scienceqa", raws, ["oak", "oak"])
     with_image = result["metrics"]["with_image"]
     assert (result["value"], with_image["value"], with_image["n"]) == (0.5, 0, 1)
+
+
+def test_verdicts_from_a_last_resort_are_counted():
+    raws = [RAW["mmbench"] | {"index": i} for i in range(3)]
+    result = score("mmbench", raws, ["An elm hides an oak. Here is the elm.", "The elm.", "?"])
+    assert [item["by"] for item in result["items"]] == ["last", "whole", ""] and result["last_resort"] == 1
+    assert "*verdicts from a last resort: 1*" in table_rows(result | {"not_asked": 0})
 
 
 def test_unparsable_is_wrong_and_counted():
