@@ -8,6 +8,8 @@ Numbers come from `config.Config`.
 import contextlib
 import json
 import random
+import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -129,15 +131,29 @@ def span_mask(spans: Sequence[tuple[int, int] | None], length: int) -> Tensor:
     return torch.stack([(positions >= a) & (positions < b) for a, b in (span or (0, 0) for span in spans)])
 
 
+def opposite(text: str) -> str | None:
+    """`text` with the yes or no that is read in it turned into the other: "eyes? Yes." → "eyes? No.", "Y" → "N".
+
+    Just the other word where none alone decides ("Absolutely."); None where nothing is read.
+    """
+    other = {"yes": "no", "no": "yes", "y": "n", "n": "y"}
+    said, text = answers.parse_yesno(text), unicodedata.normalize("NFKC", text)
+    for word in re.finditer(r"\b(?:yes|no|y|n)\b", text, re.IGNORECASE):
+        new = other[word[0].lower()]
+        new = new.upper() if word[0].isupper() else new.title() if word[0].istitle() else new
+        turned = text[: word.start()] + new + text[word.end() :]
+        if said and answers.parse_yesno(turned) == other[said]:
+            return turned
+    return said and other[said]
+
+
 def flipped(policy: Policy, ids: list[int], span: tuple[int, int] | None) -> tuple[list[int], tuple[int, int] | None]:
     """A response's ids with its yes turned into no (or no into yes), and the new answer's span; None if it has neither."""
-    text = policy.decode(ids[slice(*span)]) if span else ""
-    said = answers.parse_yesno(text)
-    if said is None:
+    other = opposite(policy.decode(ids[slice(*span)])) if span else None
+    if other is None:
         return ids, None
-    at = text.lower().index(said)
-    other = {"yes": "no", "no": "yes"}[said]
-    return restated(policy, ids, span, text[at : at + len(said)], other.title() if text[at].isupper() else other)
+    new = policy.tokenizer(other, add_special_tokens=False)["input_ids"]
+    return ids[: span[0]] + new + ids[span[1] :], (span[0], span[0] + len(new))
 
 
 def restated(

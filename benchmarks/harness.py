@@ -283,7 +283,8 @@ def table_rows(result: dict) -> str:
         lines.append(line_of(name, [which, *numbers(m), whole, *told], pixels))
     for breakdown, parts in result["by"].items():
         lines += [line_of(name, [f"{breakdown}: {part}", *numbers(m), *[""] * 6], "") for part, m in parts.items()]
-    for key, what in {"not_asked": "rows not asked, being incomplete", "not_given": "rows without a reply in the file"}.items():
+    for key, what in {"not_asked": "rows not asked, being incomplete", "not_given": "rows without a reply in the file",
+                      "last_resort": "verdicts from a last resort"}.items():
         if result.get(key):
             lines.append(f"| {name} | *{what}: {result[key]}* |" + " |" * 10)
     return "\n".join(lines)

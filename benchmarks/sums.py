@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.rows import Row
 from support.stats import wilson
 
-Verdict = dict[str, Any]  # "value", "correct", and what else a metric needs
+Verdict = dict[str, Any]  # "value", "by" (the reading of answers.py that found it), "correct", and what else a metric needs
 Units = dict[Hashable, float]
 NORMAL = 1.96  # the standard normal's 97.5 %
 

@@ -9,7 +9,7 @@ replies can be judged by it. All scores are shares in [0, 1].
     kind        what a reply must give                         when it is right
     count       a number                                       the number is the same
     yesno       yes | no                                       the word is the same
-    mcq         one option, by its letter or by its text       the letter is the same
+    mcq, mmmu   one option, by its letter or by its text       the letter is the same
     word        a text                                         it is the same without case and punctuation
     pair        rows and columns                               both numbers are, in this order
     open        MMMU's free answers: a number, or a text       it is any gold: the number rounded to 2 places; a text gold
@@ -36,14 +36,14 @@ Where the harnesses disagree:
   make: there an unreadable reply is the option nearest in edit distance, so that a refusal can be right.
 * MMBench: a question counts once, and is right only if every rolled copy given is, as in VLMEvalKit and lmms-eval: a copy
   that is missing is not missed. `vanilla` takes the unrolled copies alone.
-* MMMU: "2 million" is 2, as officially. Open items are never asked as multiple choice.
+* MMMU: "2 million" is 2, as officially. Open items are never asked as multiple choice. `official` is the official code's
+  verdict, wrong where that draws a random letter.
 * ScienceQA: questions without an image are asked with a blank 448x448 one, as in the paper; `with_image` leaves them out.
 
 Revisions: none could be verified without a network, so `revision` is None throughout, which is the newest. Record the
 commit that a download resolves to, and pin it: VLMsAreBlind has had 7,656, 8,016 and 9,704 rows.
 """
 
-import ast
 import itertools
 import math
 import re
@@ -57,7 +57,7 @@ from typing import Any
 
 from PIL import Image
 
-from answers import judged, normalize_word, parse_choice, parse_count, parse_yesno
+from answers import Reading, judged, normalize_word, parse_choice, read
 from benchmarks.prompts import listed, prompt_of
 from benchmarks.rows import Row, blank, content, number_of, parsed, read_rows, texts_of
 from benchmarks.sums import Metric, Verdict, only, parts
@@ -181,7 +181,7 @@ def mmmu(raw: dict) -> dict:
             raise InputError(f"column 'answer' holds no answer: found {shown(raw['answer'])}")
         return item | dict(question=raw["question"], answer=golds, kind="open")
     options = lettered(options)
-    return item | dict(question=raw["question"], options=options, answer=label(raw, "answer", options), kind="mcq")
+    return item | dict(question=raw["question"], options=options, answer=label(raw, "answer", options), kind="mmmu")
 
 
 def scienceqa(raw: dict) -> dict:
@@ -260,8 +260,8 @@ def truthfulqa_mc2(raw: dict) -> dict:
 
 # ── 2. judging: (row, what a reply answers) → the value read from it, None if there is none, and whether it is right ──
 
-def verdict(value: Any, answer: Any) -> Verdict:
-    return {"value": value, "correct": value == answer}
+def verdict(reading: Reading, answer: Any) -> Verdict:
+    return {"value": reading.value, "by": reading.by, "correct": reading.value == answer}
 
 
 def braced(reply: str) -> str:
@@ -271,55 +271,120 @@ def braced(reply: str) -> str:
     return found[0] if len(found) == 1 else text
 
 
+PAIRS = [re.compile(pattern, re.IGNORECASE) for pattern in (  # rows and columns, in the order in which they are looked for
+    r"\brows?\W{0,4}(?P<rows>\d+)\W+(?:and\W+)?col(?:umn)?s?\W{0,4}(?P<columns>\d+)",
+    r"\bcol(?:umn)?s?\W{0,4}(?P<columns>\d+)\W+(?:and\W+)?rows?\W{0,4}(?P<rows>\d+)",
+    r"\b(?P<rows>\d+)\W{1,4}rows?\W+(?:and\W+)?(?P<columns>\d+)\W{1,4}col",
+    r"\b(?P<columns>\d+)\W{1,4}col(?:umn)?s?\W+(?:and\W+)?(?P<rows>\d+)\W{1,4}row",
+    r"\((?P<rows>\d+)\s*,\s*(?P<columns>\d+)\)",
+    r"\A\D*(?P<rows>\d+)\D+(?P<columns>\d+)\D*\Z",
+)]
+
+
 def parse_pair(text: str) -> tuple[str, ...] | None:
-    """(rows, columns): the last "(4, 5)", else the only two numbers, in this order unless columns are named first."""
-    pair = tuple((re.findall(r"\((\d+)\s*,\s*(\d+)\)", text) or [re.findall(r"\d+", text)])[-1])
-    if len(pair) != 2:
+    """(rows, columns): "rows={4} columns={5}", else "4 rows and 5 columns", else "(4, 5)", else the only two numbers. Where
+    the first of these forms that occurs gives two pairs, there is none."""
+    for pattern in PAIRS:
+        if found := {(m["rows"], m["columns"]) for m in pattern.finditer(text)}:
+            return found.pop() if len(found) == 1 else None
+    return None
+
+
+LETTERS = {letter: letter for letter in ascii_uppercase}
+
+
+def as_number(gold: str) -> float | None:
+    """MMMU compares numbers rounded to 2 places; None for a gold that is a text."""
+    try:
+        return round(float(gold.replace(",", "")), 2)
+    except ValueError:
         return None
-    return pair[::-1] if 0 <= text.lower().find("column") < text.lower().find("row") else pair
 
 
 def judge_yesno(row: Row, text: str) -> Verdict:
     """HallusionBench officially excuses an unclear reply where the figure that a question speaks of is not given."""
-    found = verdict(parse_yesno(text), row.answer)
+    found = verdict(read(text, "yesno"), row.answer)
     if "excused" not in row.meta:
         return found
     return found | {"official": found["correct"] or (row.meta["excused"] and found["value"] is None)}
 
 
 def judge_open(row: Row, text: str) -> Verdict:
-    """A gold may be one of several. 4 is not in "14 Nm", nor b in "absorb"."""
-    said, number = normalize_word(text), parse_count(text)
+    """A gold may be one of several. 4 is not in "14 Nm", nor b in "absorb"; the article of "A man" is no A."""
+    said, number = normalize_word(text), read(text, "count")
+    value = None if number.value is None else round(number.value, 2)
 
-    def wanted(gold: str) -> float | None:
-        try:
-            return round(float(gold.replace(",", "")), 2)
-        except ValueError:
-            return None
+    def says(gold: str) -> bool:
+        if as_number(gold) is not None:
+            return value == as_number(gold)
+        letter = gold.strip().upper()
+        return f" {normalize_word(gold)} " in f" {said} " or letter in LETTERS and parse_choice(text, LETTERS) == letter
 
-    found = [number is not None and round(number, 2) == wanted(gold) if wanted(gold) is not None
-             else f" {normalize_word(gold)} " in f" {said} " for gold in row.answer]
-    numeric = all(wanted(gold) is not None for gold in row.answer)
-    return {"value": number if numeric else said or None, "correct": any(found)}
+    numeric = all(as_number(gold) is not None for gold in row.answer)
+    reading = number if numeric else read(text, "word")
+    return verdict(reading, None) | {"correct": any(map(says, row.answer)), "official": mmmu_open(text, row.answer)}
+
+
+def judge_mmmu(row: Row, text: str) -> Verdict:
+    return verdict(read(text, "mcq", row.options), row.answer) | {"official": mmmu_choice(text, row.options) == row.answer}
+
+
+def mmmu_choice(text: str, options: dict[str, str]) -> str | None:
+    """MMMU's parse_multi_choice_response: the letter whose last "(A)", else last " A ", else, in more than 5 words, whose text
+    comes last. None where it draws one at random."""
+    for mark in ",.!?;:'":
+        text = text.strip(mark)
+    text = f" {text} "
+    ways = [{letter: text.rfind(mark.format(letter)) for letter in options} for mark in ("({})", " {} ")]
+    if len(text.split()) > 5:
+        ways.append({letter: text.lower().rfind(option.lower()) for letter, option in options.items()})
+    return next((max(at, key=at.get) for at in ways if max(at.values()) >= 0), None)
+
+
+KEYS = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")  # and "=", in the last line
+MMMU_NUMBERS = (r"-?\b\d{1,3}(?:,\d{3})+\b", r"-?\d+(?:\.\d+)?[eE][+-]?\d+",
+                r"-?(?:\d+\.\d+|\.\d+|\d+\b)(?![eE][+-]?\d+)(?![,\d])")
+
+
+def mmmu_open(text: str, golds: Sequence[str]) -> bool:
+    """MMMU's parse_open_response and eval_open: of each line, the shortest text after a key word and the numbers in it. One
+    of these numbers is a gold's, or a gold that is a text stands in one of these texts, a lone letter next to a blank."""
+    def normal(part: str) -> list:
+        part = part.strip().lower()
+        texts = [f" {part}", f"{part} "] if len(part) == 1 else [part]
+        return texts if as_number(part) is None else [as_number(part)]
+
+    said, lines = [], text.strip().strip(".").lower().split("\n")
+    for line in lines:
+        shortest = ""
+        for key in KEYS + ("=",) * (line is lines[-1]):
+            tail = line.rpartition(key)[2].strip() if key in line else shortest
+            shortest = tail if not shortest or len(tail) < len(shortest) else shortest
+        said += [shortest] if shortest and shortest not in ":,.!?;'" else []
+    said = said or ["\n".join(lines)]
+    said += [number for part in said for pattern in MMMU_NUMBERS for number in re.findall(pattern, part)]
+    wanted = [gold for part in golds for gold in normal(part)]
+    return any(gold in part if isinstance(gold, str) and isinstance(part, str) else gold == part
+               for text in said for part in normal(text) for gold in wanted)
 
 
 def judge_mathvista(row: Row, text: str) -> Verdict:
     if row.options:
         # Options may repeat a text, and naming it is then one answer. A dict by text keeps one letter of each.
         once = {letter: choice for choice, letter in dict(map(reversed, row.options.items())).items()}
-        value = row.options.get(parse_choice(text, row.options) or parse_choice(text, once))
+        reading = next((r for r in (read(text, "mcq", row.options), read(text, "mcq", once)) if r.value), Reading(None, ""))
+        value = row.options.get(reading.value)
     else:
-        value = normal_form(row, parse_count(text), text)
-    return verdict(value, row.answer) | {"official": official(row, text) == row.answer}
+        reading = read(text, "count")
+        value = normal_form(row, reading.value, text)
+    return verdict(reading._replace(value=value), row.answer) | {"official": official(row, text) == row.answer}
 
 
 def normal_form(row: Row, number: float | None, text: str) -> str | None:
-    """The number truncated to an integer, or rounded to the item's precision; or the list that ends the text."""
+    """The number truncated to an integer, or rounded to the item's precision; or the last list of numbers in the text."""
     if row.meta["part"] == "list":
-        try:
-            return str(ast.literal_eval(re.findall(r"\[[^\[\]]*\]", text)[-1]))
-        except (IndexError, ValueError, SyntaxError):
-            return None
+        lists = re.findall(r"\[((?:\s*-?\d+(?:\.\d+)?\s*,?)+)\]", text)
+        return f"[{', '.join(re.findall(r'[-.0-9]+', lists[-1]))}]" if lists else None
     if number is None or not math.isfinite(number):  # a model may repeat a digit for ever
         return None
     return str(int(number) if row.meta["part"] == "integer" else round(number, row.meta["precision"]))
@@ -351,7 +416,7 @@ def judge_likelihood(row: Row, lls: Sequence[float]) -> Verdict:
     """acc: the highest log-likelihood. acc_norm: the highest by the characters of the option (lm-evaluation-harness)."""
     ll = dict(zip(row.options, lls))
     by_characters = max(ll, key=lambda name: ll[name] / len(row.options[name]))
-    return verdict(max(ll, key=ll.get), row.answer) | {"acc_norm": by_characters == row.answer}
+    return verdict(Reading(max(ll, key=ll.get), ""), row.answer) | {"acc_norm": by_characters == row.answer}
 
 
 def judge_mc2(row: Row, lls: Sequence[float]) -> Verdict:
@@ -362,11 +427,12 @@ def judge_mc2(row: Row, lls: Sequence[float]) -> Verdict:
 
 
 JUDGES: dict[str, Callable[[Row, Any], Verdict]] = {
-    "count": lambda row, text: verdict(parse_count(text), float(row.answer)),
+    "count": lambda row, text: verdict(read(text, "count"), float(row.answer)),
     "yesno": judge_yesno,
-    "mcq": lambda row, text: verdict(parse_choice(text, row.options), row.answer),
-    "word": lambda row, text: verdict(normalize_word(text) or None, row.answer),
-    "pair": lambda row, text: verdict(parse_pair(text), row.answer),
+    "mcq": lambda row, text: verdict(read(text, "mcq", row.options), row.answer),
+    "word": lambda row, text: verdict(read(text, "word"), row.answer),
+    "pair": lambda row, text: verdict(Reading(parse_pair(text), ""), row.answer),
+    "mmmu": judge_mmmu,
     "open": judge_open,
     "mathvista": judge_mathvista,
     "likelihood": judge_likelihood,
@@ -404,8 +470,8 @@ MMBENCH = {  # a question whose unrolled copy is there, on the copies that there
     "circular": Metric(lambda row: row.group, min, anchor=unrolled, needs=lambda row: not unrolled(row)),
     "vanilla": Metric(only(unrolled)),
 }
-MMMU = ACCURACY | {"multiple_choice": Metric(only(lambda row: row.kind == "mcq")),
-                   "open": Metric(only(lambda row: row.kind == "open"))}
+MMMU = ACCURACY | {"multiple_choice": Metric(only(lambda row: row.kind == "mmmu")),
+                   "open": Metric(only(lambda row: row.kind == "open")), "official": Metric(of="official")}
 ACC, ACC_NORM = {"acc": Metric()}, {"acc_norm": Metric(of="acc_norm")}
 LL, LL_NORM = "highest log-likelihood", "highest log-likelihood by characters"
 FIGURE = ("category", "subcategory", "visual_input", "set_id", "figure_id", "question_id")
@@ -571,7 +637,8 @@ def score(name: str, rows: Sequence[dict | Row], responses: Sequence) -> dict:
 
     `rows` are the hub's columns, or common rows; there is a response for each common row, in order. Returns the score
     (`metric`, `value`, `n`, `interval`, and its `units` for a paired bootstrap), `expected_n`, all `metrics`, and the score's
-    `parts` and its further breakdowns `by` skill, task or discipline, all with n and interval, `unparsable`, `rule`, `hub`,
+    `parts` and its further breakdowns `by` skill, task or discipline, all with n and interval, `unparsable`, `last_resort` (how
+    many verdicts came from it), `rule`, `hub`,
     `split`, `revision`, and `items`: id, the value read, verdict. A metric without a unit is left out. Raises InputError.
     """
     bench, rows = benchmark(name), to_rows(name, rows)
@@ -589,6 +656,7 @@ def score(name: str, rows: Sequence[dict | Row], responses: Sequence) -> dict:
         "metrics": metrics, "parts": divided(lambda row: [row.meta["part"]] if row.meta.get("part") is not None else []),
         "by": {name: divided(lambda row, name=name: row.meta["by"][name]) for name in rows[0].meta.get("by", {})},
         "unparsable": sum(v["value"] is None for v in verdicts),
+        "last_resort": sum(v.get("by") == "last" for v in verdicts),
         "rule": bench.rule, "hub": bench.hub, "split": bench.split, "revision": bench.revision,
         "items": [{"id": row.id, **v} for row, v in zip(rows, verdicts)],
     }

@@ -80,6 +80,21 @@ def test_flipping_keeps_case_and_context(tiny_policy):
     assert rollout.flipped(tiny_policy, ids, (1, 2)) == (ids, None) and rollout.flipped(tiny_policy, ids, None) == (ids, None)
 
 
+@pytest.mark.parametrize("text, expected", [
+    ("yes", "no"), ("No.", "Yes."), ("YES", "NO"), ("Y", "N"), ("n", "y"), ("Ｙ", "N"), ("ｙｅｓ！", "no!"),
+    ("eyes? yes", "eyes? no"), ("Nobody? No.", "Nobody? Yes."), ("Absolutely.", "no"), ("Not at all.", "yes"),
+    ("The answer is not no but yes.", "The answer is not no but no."), ("red", None), ("yes or no", None), ("", None),
+    ("There is no image.", None),
+])
+def test_the_word_that_was_read_is_turned(tiny_policy, monkeypatch, text, expected):
+    """The word that decided, not the first letters that look like it; a lone letter stays one; the unreadable stays."""
+    assert rollout.opposite(text) == expected
+    monkeypatch.setattr(type(tiny_policy), "decode", lambda self, ids: "".join(map(chr, ids)))
+    monkeypatch.setattr(tiny_policy, "tokenizer", lambda text, **_: {"input_ids": list(map(ord, text))})
+    ids, span = rollout.flipped(tiny_policy, list(map(ord, f"<{text}>")), (1, 1 + len(text)))
+    assert "".join(map(chr, ids)) == f"<{expected or text}>" and span == (expected and (1, 1 + len(expected)))
+
+
 def test_identical_answers_get_identical_judgements(tiny_policy, samples):
     texts = [LOOK.format("star", "red"), HABIT.format("star", "red"), LOOK.format("star", "red")]
     config = replace(CONFIG, method="cot-ced")

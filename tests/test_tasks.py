@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
+from benchmarks.harness import table_rows
 from benchmarks.tasks import BENCHMARKS, Row, align, content, continuations, find_rows, read_rows, score, to_rows
 from config import InputError
 
@@ -68,7 +69,6 @@ def png(color="red", size=(4, 4)) -> bytes:
 
 # Traps on which the harnesses disagree, and what is decided here. The rest of them is decided as the file suggests.
 POLICY = {
-    47: False,  # "Answer: rules out C, leaving D": the letter must come right after "Answer:"
     67: True,  # "The answer is 5, not 6.": what is stated counts, what is negated does not
     89: True,  # MathVista, 7.9 for 7: truncated, for parity with the official code
     101: False,  # MMMU, "2 million" for 2000000: wrong, for parity with the official code
@@ -192,14 +192,15 @@ def test_mmmu_official_responses():
     metrics = result["metrics"]
     # 327 officially too, but not the same 327 questions. Design_4 is won: "A) Josef Albers" is no letter to the official
     # parser, which then draws one. Pharmacy_27 is lost: the reply lists all four options, of which the official parser
-    # takes the last. Everything else agrees.
+    # takes the last: it is unreadable. Everything else agrees.
     assert round(metrics["multiple_choice"]["value"] * 847) == 327 and metrics["multiple_choice"]["n"] == 847
     correct = {item["id"]: item["correct"] for item in result["items"]}
     assert correct["validation_Design_4"] and not correct["validation_Pharmacy_27"]
     assert [raw["id"] for raw in raws if raw["question_type"] != "multiple-choice" and correct[raw["id"]]] == [
         "validation_Pharmacy_19", "validation_Geography_22"]  # "Step b" for B, "3" for 3
     assert metrics["open"]["n"] == 53 and metrics["accuracy"]["n"] == 900
-    assert len(result["parts"]) == 30 and result["unparsable"] == 0
+    assert len(result["parts"]) == 30 and result["unparsable"] == 1
+    assert round(metrics["official"]["value"] * 900) == 329  # 327 and two open ones
 
 
 def test_mc2_is_the_mass_on_the_true_options():
@@ -325,7 +326,8 @@ def test_boolq_labels(value, answer):
 def test_spatialeval_options_are_read_from_the_text():
     assert row("spatialeval").options == {"A": "Yes", "B": "No"}
     assert row("spatialeval", text="No list.").options == {"B": "No"}  # enough to know the right answer
-    assert verdict("spatialeval", "Yes") == {"id": "mazenav.vqa.1.0", "value": "A", "correct": False}
+    assert verdict("spatialeval", "Yes") == {
+        "id": "mazenav.vqa.1.0", "value": "A", "correct": False, "by": "whole"}
 
 
 def test_freak_asks_in_six_orders():
@@ -414,6 +416,13 @@ def test_scienceqa_blank_image_and_zero_answer():
     result = score("scienceqa", raws, ["oak", "oak"])
     with_image = result["metrics"]["with_image"]
     assert (result["value"], with_image["value"], with_image["n"]) == (0.5, 0, 1)
+
+
+def test_verdicts_from_a_last_resort_are_counted():
+    raws = [RAW["mmbench"] | {"index": i} for i in range(3)]
+    result = score("mmbench", raws, ["An elm hides an oak. Here is the elm.", "The elm.", "?"])
+    assert [item["by"] for item in result["items"]] == ["last", "whole", ""] and result["last_resort"] == 1
+    assert "*verdicts from a last resort: 1*" in table_rows(result | {"not_asked": 0})
 
 
 def test_unparsable_is_wrong_and_counted():
