@@ -29,6 +29,11 @@ def arg(default: Any, help: str, before: Any = None, **bounds: Any) -> Any:
     return field(default=default, metadata={"help": help, "bounds": bounds, "before": before})
 
 
+def later(default: Any, help: str, **bounds: Any) -> Any:
+    """A Config field that came later, whose default is what the code did before it was there."""
+    return arg(default, help, before=default, **bounds)
+
+
 def free(default: Any, help: str, **bounds: Any) -> Any:
     """A Config field that changes nothing of a run's trajectory, so that a run which goes on may change it."""
     return field(default=default, metadata={"help": help, "bounds": bounds, "free": True})
@@ -46,7 +51,10 @@ class Config:
     method: str = arg("answer-ced", f"{METHOD_NAMES}: a row of METHODS")
     data: str = arg("coco", "coco (val2017, fetched once), toy, a COCO-format folder or a .jsonl file")
     cache: str = free("~/.cache/evidence-rl", "where --data coco is kept")
-    families: str = arg("attribute,counting,spatial,presence", "what is trained on; all families of the data are measured")
+    families: str = arg(
+        "attribute,counting,spatial", "what is trained on; all families of the data are measured",
+        before="attribute,counting,spatial,presence",
+    )  # fmt: skip
     out: str = arg("", "run directory (default: runs/BACKBONE-METHOD-SEED)")
     seed: int = arg(0, "every random draw is a function of it")
     # 1 sample
@@ -59,14 +67,14 @@ class Config:
     sample_rows: int = free(128, "answers sampled at a time, of several prompts together: less memory, same answers", least=0)
     max_prompt_tokens: int = arg(4096, "longest prompt, image tokens included; longer ones are refused, never cut")
     # 2 judge
-    evidence: str = arg("boxes", f"where an answer's evidence is: {', '.join(EVIDENCE)}", choices=EVIDENCE)
-    evidence_steps: int = arg(6, "attributed: steps from the image's mean token to the image", least=1)
-    evidence_mass: float = arg(0.8, "attributed: share of the attributions that the region holds", above=0, most=1)
-    evidence_most: float = arg(1 / 3, "attributed: largest share of the visual tokens that it owns", above=0, most=1)
+    evidence: str = later("boxes", f"where an answer's evidence is: {', '.join(EVIDENCE)}", choices=EVIDENCE)
+    evidence_steps: int = later(6, "attributed: steps from the image's mean token to the image", least=1)
+    evidence_mass: float = later(0.8, "attributed: share of the attributions that the region holds", above=0, most=1)
+    evidence_most: float = later(1 / 3, "attributed: largest share of the visual tokens that it owns", above=0, most=1)
     evidence_rows: int = free(64, "answers x steps in one pass of an attribution, 0 for all: less memory, same result", least=0)
-    max_overlap: float = arg(0.1, "largest share of a null region's tokens that an attributed one owns", least=0, most=1)
+    max_overlap: float = later(0.1, "largest share of a null region's tokens that an attributed one owns", least=0, most=1)
     k: int = arg(3, "K: non-evidence regions of an audit", least=1)
-    span: str = arg("answer", "which tokens an audit scores: of the answer, or of the recorded evidence", choices=SPANS)
+    span: str = later("answer", "which tokens an audit scores: of the answer, or of the recorded evidence", choices=SPANS)
     intervention: str = arg("mean", "what replaces a region's tokens (Eq. 1)", choices=ced.INTERVENTIONS)
     ring: int = arg(2, "how far, in tokens, the neighbours reach whose mean replaces a region (Eq. 1)", least=1)
     max_iou: float = arg(0.05, "largest overlap of a non-evidence box with the evidence", least=0, most=1)
@@ -77,9 +85,9 @@ class Config:
     r_correct: float = arg(1.0, "R_ans of a right answer")
     r_wrong: float = arg(0.0, "R_ans of a wrong answer")
     # 2 judge, of answers in four stages (related/rs_grpo.py)
-    pages: int = arg(3, "pages that are retrieved for a question of one's own library", least=1)
-    evidence_weight: float = arg(3.0, "RS-GRPO: weight of a page with evidence in R_perception, others having 1", above=0)
-    step_weight: float = arg(0.1, "StepGRPO: weight of the share of pages that are recorded right", least=0)
+    pages: int = later(3, "pages that are retrieved for a question of one's own library", least=1)
+    evidence_weight: float = later(3.0, "RS-GRPO: weight of a page with evidence in R_perception, others having 1", above=0)
+    step_weight: float = later(0.1, "StepGRPO: weight of the share of pages that are recorded right", least=0)
     # 3 learn
     lr: float = arg(1e-5, "AdamW learning rate", least=0)
     weight_decay: float = arg(0.01, "AdamW weight decay", least=0)
@@ -141,7 +149,8 @@ def outside(
 
 # What the tiny backbone needs otherwise; everything else is the paper's. The advantage and AdamW both divide the reward's scale
 # out, so how far a run goes is lr x steps: the log-odds of looking rise by 0.2 nat a thousandth of it, in few steps or in many.
-TINY_RECIPE = {"data": "toy", "steps": 60, "prompts_per_step": 4, "group_size": 16, "lr": 1e-3, "max_new_tokens": 16}
+TINY_RECIPE = {"data": "toy", "families": "attribute,counting,spatial,presence", "steps": 60, "prompts_per_step": 4,
+               "group_size": 16, "lr": 1e-3, "max_new_tokens": 16}  # fmt: skip
 
 
 # What methods need that ask about pages: DAPO's clip, the token mean and no KL (RS-GRPO's Eq. 10); an audit of what looks; and
