@@ -39,8 +39,8 @@ TAUGHT_GROUP = 4  # solutions of the policy to a question about each
 BATCH, LR = 32, 2e-3
 NEW_STD = 0.08  # of the embeddings of new words: the backbone's own initialisation
 # Of the tokens that a response can be wrong about; an extractor learns to count last, and its counts weigh most.
-NUMBERS, WORDS = [*"123456"], [*world.COLORS, *steps.COLUMNS, "yes", "no", "is", "not"]
-WEIGHTS = {"policy": (5.0, 5.0), "extractor": (30.0, 10.0)}  # of numbers, of words
+NUMBERS, WORDS, NAMES = [*"123456"], [*world.COLORS, *steps.COLUMNS, "yes", "no", "is", "not"], [*world.SHAPES]
+WEIGHTS = {"policy": (5.0, 5.0, 1.0), "extractor": (30.0, 10.0, 10.0)}
 MAX_NEW_TOKENS = 64
 ASKED_TOGETHER = 16  # questions sampled in one batch
 
@@ -96,7 +96,7 @@ def response_of(role: str, question: Question, rng: random.Random) -> str:
 def examples(policy: Policy, role: str, scenes: Sequence, rng: random.Random) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Endless batches: rows of the pool (B,), ids (B, L) and loss weights (B, L)."""
     of_id = torch.ones(len(policy.tokenizer))
-    for tokens, weight in zip((NUMBERS, WORDS), WEIGHTS[role]):
+    for tokens, weight in zip((NUMBERS, WORDS, NAMES), WEIGHTS[role]):
         of_id[policy.tokenizer.convert_tokens_to_ids(tokens)] = weight
     while True:
         rows, batch = [rng.randrange(len(scenes)) for _ in range(BATCH)], []
