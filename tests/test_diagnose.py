@@ -46,15 +46,15 @@ def noise(coco_mini, tmp_path_factory):
 
 
 def test_a_found_region_is_no_evidence_in_noise(noise):
-    """It is chosen where the answer depends on the image, and noise depends on something too: nearly every region beats its
-    nulls, that of a wrong answer as well."""
+    """It is chosen where the answer depends on the image, and noise depends on something too: the region beats its nulls, and
+    that of a wrong answer does as well."""
     policy, config, samples = noise
     study = study_of("relevance", policy, replace(config, evidence="attributed"), samples, chain="")
     rows, figure = DIAGNOSTICS["relevance"](study)
     diagnose.pictures.plt.close(figure)
     shown = next(row for row in rows if (row["image"], row["family"]) == ("shown", "all"))
     assert "signal" not in {row["verdict"] for row in rows}
-    assert min(shown["Pr(s_ev > mean s_non)"], shown["by chance"]) > 0.7
+    assert min(shown["s_ev − mean s_non"], shown["by chance"]) > 0
 
 
 @pytest.mark.parametrize("what", ["reward", "relevance", "intervention", "proposal", "confidence"])
