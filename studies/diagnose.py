@@ -98,10 +98,13 @@ STEPS = (1, 3, 6, 12, 24)  # of the path of `attribution`
 def relevance(study: Study) -> tuple[Rows, Figure]:
     """Pr(s(Ω_ev) > μ(s_non)), and the blindfold: the same questions asked and audited on a blank image.
 
+    A region that was found for the answer beats nearly every other, in noise too, so there the statistic is by how many nats.
     Chance is the same audit in another role (`rival`): with another question's evidence in the place of this one's, for places
     are not alike: "left" has its evidence on the left, and without an image that side alone may speak for it.
     """
     policy, config = study.policy, study.config
+    boxed = config.evidence == "boxes"
+    name, statistic = ("Pr(s_ev > mean s_non)", beats_mean) if boxed else ("s_ev − mean s_non", lambda s: s[0] - s[1:].mean(0))
 
     def look(group: Group) -> dict | None:
         other = rival(study, group)
@@ -113,8 +116,8 @@ def relevance(study: Study) -> tuple[Rows, Figure]:
         )
         if not (own.numel() and others.numel()):
             return None
-        rate, chance = (float(beats_mean(s).mean()) for s in (own, others))
-        return {"Pr(s_ev > mean s_non)": rate, "chance Pr(s_ev > mean s_non)": chance,
+        value, chance = (float(statistic(s).mean()) for s in (own, others))
+        return {name: value, f"chance {name}": chance,
                 "s_ev": float(own[0].mean()), "s_non": float(own[1:].mean())}  # fmt: skip
 
     rows, seed = [], study.config.seed
@@ -123,8 +126,8 @@ def relevance(study: Study) -> tuple[Rows, Figure]:
         seen = {"shown": inspect(study, look), "blank": inspect(replace(study, what="blindfold", samples=blank), look)}
     for image, found in seen.items():
         for family, part in by_family(found):
-            cells = against_chance("Pr(s_ev > mean s_non)", part, seed)
-            sides = {name: stats.mean_of(column(part, name), seed) for name in ("s_ev", "s_non")}
+            cells = against_chance(name, part, seed)
+            sides = {side: stats.mean_of(column(part, side), seed) for side in ("s_ev", "s_non")}
             rows.append({"image": image, "family": family, "N": len(part), **cells, **sides})
     return verdicts(rows), pictures.estimates(rows)
 
@@ -139,7 +142,7 @@ def rival(study: Study, group: Group) -> Group | None:
     sample, config = group.sample, study.config
     if config.evidence == "boxes":
         other = with_evidence_of_another(sample, study.samples, study.policy.grid, config)
-        return other and replace(group, sample=other)
+        return None if other is None else replace(group, sample=other)
     wrong = [s.answer for s in study.samples if s.family == sample.family and not answers.is_correct(
         f"{answers.OPEN}{s.answer}{answers.CLOSE}", sample.answer, sample.kind)]  # fmt: skip
     if sample.kind == "yesno":

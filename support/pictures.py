@@ -260,7 +260,7 @@ def attributions(examples: Sequence[Example], found: Sequence[Tensor]) -> plt.Fi
         plain.set_title(fill(example.sample.question, width=40), fontsize=9, parse_math=False)
         heat.imshow(image.convert("L"), cmap="gray")
         most, extent = float(nats.abs().max()) or 1.0, (-0.5, width - 0.5, height - 0.5, -0.5)
-        drawn = heat.imshow(nats.view(example.grid), cmap="PuOr_r", vmin=-most, vmax=most, alpha=0.65, extent=extent)
+        drawn = heat.imshow(nats.view(example.grid).numpy(), cmap="PuOr_r", vmin=-most, vmax=most, alpha=0.65, extent=extent)
         figure.colorbar(drawn, ax=heat, shrink=0.8).ax.tick_params(labelsize=7)
         heat.set_title(f"what speaks for \u201c{example.sample.answer}\u201d (nats)", fontsize=9, parse_math=False)
         for axis in (plain, heat):

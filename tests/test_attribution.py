@@ -111,7 +111,7 @@ def test_attributions_add_up_to_what_the_image_brings(family, asked):
     policy = random_policy(family)
     policy.add_lora(layers=2, rank=2, alpha=4)
     group = rollout.given_group(policy, asked, [LOOK.format("blue"), "no answer", LOOK.format("red")], CONFIG)
-    attributions = rollout.attributions_of(policy, group, replace(CONFIG, evidence_steps=16))
+    attributions = rollout.attributions_of(policy, group, replace(CONFIG, evidence_steps=48))
     ids = policy.tokenizer(LOOK.format("red"), return_tensors="pt")["input_ids"][0]
     a, b = rollout.answers.answer_span(ids.tolist(), policy.decode)
     nothing = group.vision.edited([m.mean(1, keepdim=True).expand_as(m) for m in group.vision.features])

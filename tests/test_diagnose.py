@@ -45,6 +45,18 @@ def noise(coco_mini, tmp_path_factory):
     return policy, config, train
 
 
+def test_a_found_region_is_no_evidence_in_noise(noise):
+    """It is chosen where the answer depends on the image, and noise depends on something too: the region beats its nulls, and
+    that of a wrong answer does as well."""
+    policy, config, samples = noise
+    study = study_of("relevance", policy, replace(config, evidence="attributed"), samples, chain="")
+    rows, figure = DIAGNOSTICS["relevance"](study)
+    diagnose.pictures.plt.close(figure)
+    shown = next(row for row in rows if (row["image"], row["family"]) == ("shown", "all"))
+    assert "signal" not in {row["verdict"] for row in rows}
+    assert min(shown["s_ev − mean s_non"], shown["by chance"]) > 0
+
+
 @pytest.mark.parametrize("what", ["reward", "relevance", "intervention", "proposal", "confidence"])
 def test_no_diagnostic_finds_evidence_in_noise(what, noise, few_proposals):
     """The rest say nothing else: sensitivity is reward under other numbers, closure has no label here, audit no verdict."""
@@ -104,3 +116,25 @@ def test_cells():
     assert markdown([{"a": 1, "b": 0.25}, {"a": 2, "b": 0.5}, {"c": "x"}]) == (
         "| a | b |\n| --- | --- |\n| 1 | 0.250 |\n| 2 | 0.500 |\n\n| c |\n| --- |\n| x |"
     )
+
+
+def test_ones_own_question_needs_no_box(samples, tmp_path, capsys):
+    """Where none is given the region is found; random tokens know no number without one."""
+    own = ["--image", str(samples[0].image), "--question", samples[0].question, "--answer", samples[0].answer]
+    assert diagnose.main(["audit", *own, "--json", "--out", str(tmp_path)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["config"]["evidence"] == "attributed" and printed["rows"][0]["region"] == "evidence"
+    assert diagnose.main(["audit", *own, "--evidence", "random"]) == 2
+    assert "--evidence random: as many tokens as a box owns" in capsys.readouterr().err
+
+
+def test_a_wrong_answer_stands_where_the_right_one_stood(tiny_policy, samples):
+    """Chance of a found region: other answers stay, the gold answer is the wrong one."""
+    sample = replace(next(s for s in samples if s.family == "counting"), answer="2")
+    texts = ["<think> look at the star </think> <answer> 2 </answer>", "<answer> 3 </answer>"]
+    config = replace(CONFIG, evidence="attributed")
+    group = rollout.given_group(tiny_policy, sample, texts, config)
+    study = Study("relevance", tiny_policy, config, [replace(sample, answer=n) for n in ("2", "1")])
+    rival = diagnose.rival(study, group)
+    assert rival.sample.answer == "1" and rival.texts == [texts[0].replace("2", "1"), texts[1]]
+    assert diagnose.rival(replace(study, samples=[sample]), group) is None
