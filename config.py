@@ -35,7 +35,7 @@ class Config:
     """Every number of a run, with the paper's defaults; every field is a flag of train.py."""
 
     backbone: str = arg("tiny", "tiny, qwen2.5-vl-3b, qwen2.5-vl-7b, qwen3-vl-8b, qwen3.5-9b, or a local directory")
-    method: str = arg("answer-ced", "correctness, additive, papo, vppo, answer-ced or cot-ced: a row of METHODS")
+    method: str = arg("answer-ced", "correctness, additive, papo, vppo, answer-ced, cot-ced or correct-only: a row of METHODS")
     data: str = arg("coco", "coco (val2017, fetched once), toy, a COCO-format folder or a .jsonl file")
     cache: str = free("~/.cache/evidence-rl", "where --data coco is kept")
     out: str = arg("", "run directory (default: runs/BACKBONE-METHOD-SEED)")

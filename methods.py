@@ -7,6 +7,7 @@
     vppo          R_ans                           tokens weighted by their visual dependency          related/vppo.py
     answer-ced    R_ans · g(m) + ε_tie · m
     cot-ced       the same, m averaged over the response
+    correct-only  the same as answer-ced, but g(m) multiplies a positive R_ans alone: another where r_wrong < 0
 
 Data, steps, seeds, sampling, the router and everything else are those of train.py for all of them.
 """
@@ -47,7 +48,11 @@ METHODS = {
     "vppo": Method(lambda j, c: j.r_ans, token_weights=vppo.token_weights),
     "answer-ced": Method(lambda j, c: ced.evidence_reward(j.r_ans, j.m, c.tau_g, c.eps_tie)),
     "cot-ced": Method(lambda j, c: ced.evidence_reward(j.r_ans, j.m_cot, c.tau_g, c.eps_tie)),
+    "correct-only": Method(
+        lambda j, c: ced.evidence_reward(j.r_ans.clamp(min=0), j.m, c.tau_g, c.eps_tie) + j.r_ans.clamp(max=0)
+    ),
 }
+TABLE3 = ("correctness", "additive", "papo", "vppo", "answer-ced", "cot-ced")  # the paper's comparison
 
 
 def method_of(config: Config) -> Method:

@@ -42,7 +42,8 @@ MAX_BAD_STEPS = 5  # in a row, of a gradient that is not finite, before a run gi
 
 # ── one step ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def learn(policy: Policy, group: Group, judgement: Judgement, rewards: Tensor, config: Config, update: int, n: int) -> dict:
-    """Adds the gradient of 1/n of the group's loss to the adapter, `update_rows` answers at a time; returns its statistics.
+    """Adds the gradient of 1/n of the group's loss to the adapter, `update_rows` answers at a time; returns its statistics:
+    kl, clip_fraction, and the mean size |A| of the advantages.
 
     The prompt is read once with gradient and once for the reference, whatever the number of answers.
     """
@@ -64,7 +65,7 @@ def learn(policy: Policy, group: Group, judgement: Judgement, rewards: Tensor, c
             loss = loss + method.extra_loss(policy, group, rows, current, shares[rows], config)
         (loss / n).backward()
         stats.update(stat)
-    return dict(stats)
+    return {**stats, "advantage": float(advantages.abs().mean())}
 
 
 def log_probs_of(policy: Policy, group: Group, rows: Tensor, config: Config) -> Tensor:
@@ -89,7 +90,7 @@ def train_step(
             stats = [learn(policy, g, j, r, config, update, len(samples)) for g, j, r in zip(groups, judgements, rewards)]
             grad_norm = descend(optimizer, config.grad_clip)
     with clock("report"):  # 4
-        rows = ranks.gather([report.describe(g, j, r) | s for g, j, r, s in zip(groups, judgements, rewards, stats)])
+        rows = ranks.gather([report.describe(g, j, r, config) | s for g, j, r, s in zip(groups, judgements, rewards, stats)])
     skipped = not math.isfinite(grad_norm)
     return {"step": step, **report.means(rows), "grad_norm": grad_norm, "skipped": skipped, "seconds": clock.seconds}
 

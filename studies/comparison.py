@@ -22,7 +22,7 @@ from tqdm import tqdm
 import data
 import train
 from config import Config, InputError, configure, differences, flag, load_config
-from methods import METHODS, method_of
+from methods import METHODS, TABLE3, method_of
 from reading import json_lines, make_folder, parse_json
 from support import pictures, ranks
 from support.checkpoint import Interruption, read_results
@@ -195,7 +195,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The command line. Abbreviations are off: `--seed` is train.py's flag, and not `--seeds`."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("evaluate.py --table3", description=__doc__, formatter_class=raw, allow_abbrev=False)
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), metavar="NAME", help=f"of {', '.join(METHODS)}")
+    parser.add_argument("--methods", nargs="+", default=TABLE3, metavar="NAME", help=f"of {', '.join(METHODS)}")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="(default: 0 1 2)")
     parser.add_argument("--out", type=Path, default=Path("runs/table3"), help="directory of the runs (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at a time (default: one a core)")

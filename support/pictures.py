@@ -30,16 +30,19 @@ def save(figure: plt.Figure, path: Path, dpi: int = 110) -> None:
 
 
 def learning_curves(rows: Sequence[dict], path: Path) -> None:
-    """Six panels over the steps of log.jsonl: each curve raw and as a running mean."""
+    """Nine panels over the steps of log.jsonl: each curve raw and as a running mean."""
     panels = [
         ("reward and accuracy", ["reward", "accuracy"]),
         ("margin m of audited answers", [f"margin.{f}" for f in data.FAMILIES]),
+        ("gate g(m) of audited answers", ["gate"]),
         ("within-group signal (share of groups)", ["zero_variance", "same_answer_different_reward"]),
+        ("mean size of the advantages |A|", ["advantage"]),
+        ("distinct texts of a group", ["distinct"]),
         ("share of look chains (toy world)", ["look_share"]),
         ("KL to the reference", ["kl"]),
         ("response length (tokens)", ["response_length"]),
     ]
-    figure, axes = plt.subplots(2, 3, figsize=(13, 6), layout="constrained")
+    figure, axes = plt.subplots(3, 3, figsize=(13, 9), layout="constrained")
     for axis, (title, names) in zip(axes.flat, panels):
         for name in names:
             values = np.array([lookup(row, name) for row in rows], dtype=float)
