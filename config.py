@@ -59,7 +59,7 @@ class Config:
     eps_tie: float = arg(0.1, "tie-breaker of Eq. 4", least=0)
     lam: float = arg(0.1, "lambda: weight of the margin in --method additive")
     r_correct: float = arg(1.0, "R_ans of a right answer")
-    r_wrong: float = arg(0.0, "R_ans of a wrong answer")
+    r_wrong: float = arg(0.0, "R_ans of a wrong answer; below 0, Eq. 4 spares the wrong answer that did not look")
     # 3 learn
     lr: float = arg(1e-5, "AdamW learning rate", least=0)
     weight_decay: float = arg(0.01, "AdamW weight decay", least=0)
