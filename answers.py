@@ -5,43 +5,62 @@ A response reads `<think> ... </think> <answer> red </answer>`. Two questions ar
     which of the sampled tokens are the answer?   `answer_span`   Answer-CED sums log π over these, and only these
     is the answer right?                          `is_correct`    R_ans in training, the score in evaluation
 
-Both read the same characters, the last complete <answer>...</answer>, so what is rewarded is what is audited. A public
-benchmark's reply may have no tag at all: what follows its reasoning is judged then. With a tag that is not closed, or
-with nothing in it, the answer is wrong.
+Both read the same characters, the last complete <answer>...</answer> outside the reasoning, so what is rewarded is what is
+audited. A public benchmark's reply may have no tag at all: what follows its reasoning is judged then. With a tag that is not
+closed, or with nothing in it, the answer is wrong.
 
-    kind    value      where it is read: the first place that holds one decides
-    count   a number   right after the last "answer is" / "answer:" / \\boxed; else the last number of the reply.
-                       Digits ("1,000", "-3", "3.0" = 3) or words ("twenty-one", "a hundred"); "none" is 0, "no" is not.
-    yesno   yes | no   right after the last "answer is"; else at the start; else the only one of the two in the reply.
-                       A reply that is only "Y" or "N" counts.
-    mcq     a letter   the reply is a letter or an option's text; else the same right after the last "answer is" /
-                       "I choose"; else a letter that heads a line ("B", "B. dog"); else the last one in brackets;
-                       else the only capital on its own. "A man is here" holds an article, not option A.
-    word    a text     the whole reply, without case, articles and punctuation.
+A reply is brought into one spelling. Each value in it, of the kind that is asked for, becomes one character; alternatives
+("2 or 3", "A/B") become one together, unreadable where it decides. What the reply does not say is left out: questions, and
+clauses that deny, compare, quote, plan or suppose. Then the first reading that finds a value decides:
 
-Three principles hold for every kind. Unreadable is wrong, never a guess. Alternatives ("2 or 3", "A/B", "yes and no",
-even "Yes, no doubt") are one reading with several values, hence unreadable. A negated value ("not 6") is not read.
-So "The answer is 4, not 9." says 4, and "I count 3 here and then 4 there, so 7." says 7.
+    reading    what it reads                                              an example                              says
+    whole      all of the reply; of numbers, with their unit              （ｂ） · 7 dogs · a dog                 B · 7 · B
+    stated     after the last "answer is", "I choose", "total:", boxed    The answer is 4, not 9.                 4
+    alone      all of a line or sentence, or how a line begins            7. Three are left, four right.          7
+    concluded  the last after "so", "leaves", "="; before "is right"      A is wrong; C fits. · 3 + 4 = 7         C · 7
+    told       numbers, after "there are", "I see", not "on the left"     There are 7 dogs in 2 rows.             7
+    once       the only value that is named                               It was painted by Georges Seurat.       A
+    last       last resort: the last sentence that names one value        A hen fears a goat. Here is a hen.      A
+
+    kind   values                                                         what is none of them
+    count  1,000 · -3 · .5 · 1.5×10³ · 5cm · ½ · twenty-one · two dozen   2nd, 3D, 7/7, step 2, at least 3, one of them
+    yesno  yes, no, and sentences that mean one: "Absolutely.", "不是"    no image, no. 2
+    mcq    a letter; an option's text, as whole words and operators,      A man, 30°C, ∠C, N/A. Letters and numbers name
+           the longest first                                              other things too: not read by `once` and `last`
+    word   the whole reply, without case, articles, punctuation           C++ is not C
+
+Where a reply breaks off in a new clause, the last three read nothing. Unreadable is wrong, never a guess.
 """
 
 import re
 import unicodedata
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os.path import commonprefix  # of any strings: it compares character by character
+from typing import NamedTuple
 
 OPEN, CLOSE = "<answer>", "</answer>"
 
 
 # ---- the answer of a response, as characters and as tokens -----------------------------------------------------------
 
-def _answer_range(text: str) -> tuple[int, int] | None:
+# A prompt may have opened <think>, and a reply may never close it.
+_REASONING = re.compile(r"(?:\A|<think>)(?:(?!<think>).)*</think>|<think>(?:(?!<think>).)*", re.DOTALL)
+
+
+def _unthought(text: str) -> str:
+    """`text` with its reasoning blanked out, character by character."""
+    return _REASONING.sub(lambda m: "\n" * len(m[0]), text)
+
+
+def _answer_range(text: str, tag: str = "answer") -> tuple[int, int] | None:
     """[a, b) in characters of the last complete answer, without the blanks around it; None if there is no such text."""
-    start = text.rfind(OPEN, 0, max(text.rfind(CLOSE), 0))  # the nearest opening before the last closing tag
+    text = _unthought(text)
+    start = text.rfind(f"<{tag}>", 0, max(text.rfind(f"</{tag}>"), 0))  # the nearest opening before the last closing tag
     if start < 0:
         return None
-    start += len(OPEN)
-    inner = text[start : text.find(CLOSE, start)]
+    start += len(f"<{tag}>")
+    inner = text[start : text.find(f"</{tag}>", start)]
     start += len(inner) - len(inner.lstrip())
     return (start, start + len(inner.strip())) if inner.strip() else None
 
@@ -52,172 +71,421 @@ def answer_text(response: str) -> str | None:
     return response[slice(*found)] if found else None
 
 
-def answer_span(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> tuple[int, int] | None:
-    """Half-open span, in positions of `ids`, of the tokens that carry a character of the answer, or a part of one.
+def answer_span(
+    ids: Sequence[int], decode: Callable[[Sequence[int]], str], tag: str = "answer"
+) -> tuple[int, int] | None:
+    """Half-open span, in positions of `ids`, of the tokens that carry a character of the answer, or a part of one; or of
+    what stands in another tag.
 
     `ids` are the sampled tokens and are only ever decoded: encoding the text again may cut it elsewhere, and a token
     may straddle a tag (">red"). `decode` must show special tokens, and an unfinished UTF-8 character as U+FFFD.
     Returns None where `answer_text(decode(ids))` is None. Costs O(log T) decodes of a prefix.
     """
     text = decode(ids)
-    found = _answer_range(text)
+    found = _answer_range(text, tag)
     if found is None:
         return None
 
     def finished(i: int) -> int:  # how many characters of text are complete after ids[:i]
         return len(commonprefix([text, decode(ids[:i])]))
 
-    def touched(i: int) -> int:  # the same, with the character that ids[:i] has begun and not finished
-        return min(finished(i) + 1, len(decode(ids[:i])))
-
     # Token i carries the characters [finished(i), touched(i + 1)). Both bounds never fall as i grows, so bisect.
-    first = bisect_right(range(len(ids)), found[0], key=lambda i: touched(i + 1))  # first i with touched(i + 1) > a
     stop = bisect_left(range(len(ids)), found[1], key=finished)  # first i with finished(i) >= b
-    return first, stop
+    return token_of(ids, decode, found[0]), stop
 
 
-# ---- reading values out of a reply -----------------------------------------------------------------------------------
+def token_of(ids: Sequence[int], decode: Callable[[Sequence[int]], str], at: int) -> int:
+    """The position in `ids` of the first token that carries character `at` of their text, or a part of it."""
+    text = decode(ids)
+
+    def touched(i: int) -> int:  # characters of text that ids[:i] have finished, or at least begun
+        begun = decode(ids[:i])
+        return min(len(commonprefix([text, begun])) + 1, len(begun))
+
+    return bisect_right(range(len(ids)), at, key=lambda i: touched(i + 1))  # first i with touched(i + 1) > at
+
+
+def judged(response: str) -> str:
+    """The part of a response that answers: inside the tags or, where there are none, the last that is no reasoning."""
+    if OPEN in _unthought(response):
+        return answer_text(response) or ""
+    return next((part for part in reversed(_REASONING.split(response)) if part.strip()), "")
+
+
+# ---- one spelling ----------------------------------------------------------------------------------------------------
+
+def _re(pattern: str) -> re.Pattern:
+    """Of any case, ^ and $ at every line; a line break in the pattern, with the blanks after it, is layout."""
+    return re.compile(re.sub(r"\n +", "", pattern), re.IGNORECASE | re.MULTILINE)
+
+
+_CJK = "[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]"  # written without blanks: 答案是B
+_SPELLINGS = str.maketrans(dict.fromkeys("‐‑‒–—―−", "-") | dict.fromkeys("’‘ʼ", "'") | dict.fromkeys("“”", '"')
+                           | {"。": ". ", "、": ", "})
+_REWRITTEN = [(re.compile(pattern), new) for pattern, new in [
+    (r"<\|[^|\n]{0,40}\|>|</?s>|[\u200b-\u200f\ufeff\U000f0000-\U0010ffff]", ""),  # special tokens; no width; see _SURE
+    (r"\\boxed\b", " answer: "),
+    (r"\\[dt]?frac *\{?(\d+)\}? *\{?(\d+)\}?", r" \1⁄\2"),
+    (r"\\(?:times|cdot)\b|\*(?=10\^)", "×"),
+    (r"\^?\{?\\(?:circ|degree)\b\}?", "°"),
+    (r"\\(?:text|math)[a-z]*|\\[,;! ]|[*_`$\\{}]", ""),
+    (rf"(?<={_CJK})(?=[A-Za-z\d])|(?<=[A-Za-z\d])(?={_CJK})|[^\S\n]+", " "),
+    (r"\.{3,}", ", "),
+    (r"\s*\n\s*", "\n"),
+    (r"(?m)((?:^|[.!?:] )[^\w\n]{0,8}[A-Z])\. (?=\S)(?!(?:It|There|They|In)\b)", r"\1) "),  # "A. dog" ends no sentence
+]]
+
+
+def _clean(text: str) -> str:
+    """`text` in one spelling: NFKC, one dash, one quote; no markup, TeX, special tokens, list numbers, runs of blanks."""
+    text = re.sub("[⁰¹²³⁴-⁹]+", r"^\g<0>", text)  # 10³ is not 103
+    text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text)  # nor 2½ 21/2
+    text = unicodedata.normalize("NFKC", text).translate(_SPELLINGS)
+    for pattern, new in _REWRITTEN:
+        text = pattern.sub(new, text)
+    if re.search(r"(?m)^[^\w\n]{0,8}1[.)] \S", text):
+        text = re.sub(r"(?m)^[^\w\n]{0,8}\d{1,2}[.)] (?=\S)", "", text)
+    return text.strip()
+
+
+# ---- the values of a reply -------------------------------------------------------------------------------------------
+
+# Each value in a reply is replaced by one character of its own, which stands for it in all that follows.
+_SURE = "\U000f0000-\U000fffff"  # what is a value wherever it stands: a number, a yes, an option's text
+_VALUE = _SURE + "\U00100000-\U0010ffff"  # and what may name something else: a letter, a number that is an option's text
 
 _UNITS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
           "seventeen eighteen nineteen").split()
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-_SCALES = {"hundred": 100, "thousand": 1000}
-_WORDS = {w: n for n, w in enumerate(_UNITS)} | {w: 10 * n for n, w in enumerate(_TENS, start=2)}
-_WORDS |= {"none": 0, "a": 1, "and": 0}  # the last two only inside "a hundred and one"
+_SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000}
+_WORDS = {w: n for n, w in enumerate(_UNITS)} | {w: 10 * n for n, w in enumerate(_TENS, start=2)} | _SCALES | {"a": 1}
 
-# Every value pattern below is free of capturing groups, so that `_read` can nest it.
-_DIGITS = r"(?<!\w)(?<!\d\.)-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\w|\.\d)"
+_TERM = r" ?(?:[a-z]{2,12} )?(?:[+×*÷=]|plus\b|- ?[\d.]{1,20} ?(?:[a-z]{1,12} ?)?=)"  # after a number: part of a sum
+_PLAIN = r"(?:(?:\d{1,3}(?:[, ]\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?: ?[×x] ?10\^-?\d+|e[-+]?\d+)?"
+_DIGITS = (rf"(?<![\w^.])(?<!\d[,:])(?<![\d./]/)(?:(?<![\w)])-)?(?:(?:\d+ )?\d+⁄0*[1-9]\d*|10\^-?\d+|{_PLAIN})"
+           r"(?:(?=(?!st\b|nd\b|rd\b|th\b)[a-z]{2}|[mg]\b)|(?!\w))(?![.,:]\d|/\d|\^|-[a-z])")
 _SMALL = rf"(?:(?:{'|'.join(_TENS)})(?:[- ](?:{'|'.join(_UNITS[1:10])}))?|{'|'.join(_UNITS)})"
-_SCALED = rf"(?:{_SMALL}|a) (?:hundred|thousand)(?: (?:and )?{_SMALL})?"
-# Two scales ("two thousand three hundred") are beyond this grammar and read as two numbers, hence as no number.
-_SPELLED = rf"(?i:(?<!\bno )\b(?:none|{_SCALED}|{_SMALL})\b(?![- ](?:hundred|thousand)\b))"
-_NUMBER = rf"(?:{_DIGITS}|{_SPELLED})"
-_YESNO = r"\b(?i:yes|no)\b"
-# "N/A" offers no letter. The A stands behind the N, so both ends are looked at.
-_NOT_APPLICABLE = r"(?!(?i:n/a)\b)(?<!\b[Nn]/(?=[Aa]\b))"
-# A and I are words too ("A man", "I think"): not letters before any word but these, or one more letter.
-_WORD_NOT_LETTER = r"(?<=[AaIi]) (?!(?:because|since|as|is|and|or|to|not|but|\w)\b)\w"
-
-_PAUSE = r"[^\w.:=!?\n]*"  # blanks, brackets and marks inside a sentence
-# What makes the next value an alternative: only marks between the two ("2, 3"; not "12 (3 rows)"), or "2 cats or 3".
-_JOIN = rf"(?:(?! ?\(){_PAUSE}|{_PAUSE}(?:\w+{_PAUSE})?\b(?i:or|and|to)\b{_PAUSE})"
-_NEGATED = re.compile(r"(?:\b(?:can)?not|n['’]t) (?:be |option )?\S+", re.IGNORECASE)
-_STATED = re.compile(
-    r"\b(?:(?:answer|option|choice)\b[^.:\n]{0,40}?(?:\b(?:is|be)\b|[:=])|(?:choose|pick|select|go with)\b):?\s*"
-    r"(?:(?:about|approximately|clearly|definitely|exactly|likely|most|probably|that|there|are|option|choice) )*",
-    re.IGNORECASE)
-_AT_START = r"\A\W*?"  # lazy, to leave a minus sign to its number
-
-
-def _clean(text: str) -> str:
-    """Without markdown, TeX marks and runs of blanks; \\boxed states the answer, so it becomes the words that do."""
-    text = re.sub(r"\\boxed\b", " answer: ", text.replace("−", "-"))
-    text = re.sub(r"\\(?:text|math)[a-z]*|[*_`$\\{}]", "", text)
-    return "\n".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
-
-
-def _stated(text: str) -> list[str]:
-    """What follows each statement of the answer, up to the next statement; the last one first."""
-    return _STATED.split(text)[:0:-1]
-
-
-def _read(text: str, value: str, convert: Callable, before: str = "", after: str = "") -> list[set]:
-    """The readings of text in their order. Each is the set of values it offers: several if they are alternatives."""
-    run = rf"{before}({value}(?:{_JOIN}{value})*){after}"
-    found = re.finditer(run, _NEGATED.sub(" ", text))
-    return [{convert(v) for v in re.findall(value, m.group(1))} for m in found]
-
-
-def _decide(readings: Iterable[set]) -> float | str | None:
-    """The value of the first reading that offers any; None if it offers several, or if there is no reading."""
-    offered = next(filter(None, readings), set())
-    return offered.pop() if len(offered) == 1 else None
+_SCALE = "(?: (?:dozen|hundred|thousand))"
+_SPELLED = rf"\b(?:none|(?:{_SMALL}|a(?={_SCALE}))(?:{_SCALE}+(?: (?:and )?{_SMALL})?)*)\b"
+_NO_ONES = r"(?<=there are )no(?= (?!other|more|way|image)\w)|^no(?! one\b)(?= \w+ (?:are|can be) (?:visible|seen|shown)\b)"
+_NUMBER = _re(rf"(?:{_DIGITS}|{_SPELLED})(?!{_TERM})|{_NO_ONES}")
+# Words around a number, <here>, that make it a label, a bound, a doubt, a part ("there are 5 of them" is none) or a pronoun.
+_COUNTS_NOTHING = _re(r"""\b(?:step|nos?\.?|figure|fig\.|image|page|row|column|line|at least|at most|up to|over|under|above
+    |number|player|below|than|first|next|last) <|> ?% (?:sure|certain|confident)|> (?:\w+ )?or (?:more|less|fewer)\b
+    |(?<!are )(?<!be )(?<!see )<(?!none>)[^>]*> of (?:them|these|those|which|the)\b(?!\W*\Z)|\b(?:the|this|that|each|every|any
+    |another|other|some|by|first|next) (?:\w+ )?<one>|<one> (?:by|cannot|can|could|may|might|must|should|would|another
+    |moment)\b""")
 
 
 def _to_number(token: str) -> float:
-    """The value of what `_NUMBER` matches: "1,000" or "one hundred and five"."""
+    """The value of what `_NUMBER` matches: "1,000", "1.5×10^3", "2 1⁄2", "one hundred and five"; 0 for "none" and "no"."""
+    if "⁄" in token:
+        *whole, above, below = map(float, re.findall(r"\d+", token))
+        return (-1 if token[0] == "-" else 1) * (sum(whole) + above / below)
     if any(c.isdigit() for c in token):
-        return float(token.replace(",", ""))
-    total = 0
-    for word in re.findall("[a-z]+", token.lower()):
-        total = total * _SCALES[word] if word in _SCALES else total + _WORDS[word]
-    return float(total)
+        token = re.sub(r"(?<=\d)[, ](?=\d)", "", token)
+        return float(re.sub(r"(\d)? ?[×x]? ?10\^", lambda m: (m[1] or "1") + "e", token))
+    thousands = part = 0
+    for word in re.findall("[a-z]+", token):
+        part = part * _SCALES[word] if word in _SCALES else part + _WORDS.get(word, 0)
+        if word == "thousand":
+            thousands, part = thousands + part, 0
+    return float(thousands + part)
 
 
-def parse_count(text: str) -> float | None:
-    """The number that `text` gives, by the table at the top; None if there is none, or if it offers several."""
-    text = _clean(text)
-    stated = [run for tail in _stated(text) for run in _read(tail, _NUMBER, _to_number, before=_AT_START)]
-    return _decide(stated + _read(text, _NUMBER, _to_number)[::-1])
+_THAT_IS = "(?:(?:it|that|the statement)(?: is|'s) )?"
+_YESNO = {  # as a word of a sentence, and as all of one
+    "yes": (r"\b(?:yes|yeah|yep|yup)\b|是的|^(?:true|correct|是)(?=,)",
+        rf"""y|{_THAT_IS}(?:true|correct)|that(?: is|'s) right|affirmative|(?:indeed|absolutely|definitely|exactly|sure
+        |certainly|of course)(?:,? it is)?|是|对的?|有|はい|oui|s[íi]|ja|да|네|예"""),
+    "no": (r"""\bno\b(?!-\w|\.? ?\d)(?=[^\w\n]*(?:$|[^\w\s])| (?:and|or|but|because|since|as|not|is|was|would|yes|it|they
+        |there|this|that|the|i|we|you)\b)|\b(?:nope|nah)\b|^(?:false|incorrect)(?=,)|不是的?|不""",
+        rf"""n|{_THAT_IS}(?:false|incorrect|wrong|not (?:true|correct|right))|negative|not really|not at all|no way
+        |(?:definitely|absolutely|certainly|of course) not|否|不对|没有|いいえ|non|nein|нет|아니요|아니오"""),
+}
+_YES_OR_NO = _re("|".join(
+    rf"(?P<{value}>{word})|(?:^|(?<=[.!?:是为])) ?[^\w\n]{{0,4}}(?P<{value}_>\b(?:{alone}))(?=[^\w\n;:/,]*(?:[.!\n]|\Z)|$)"
+    for value, (word, alone) in _YESNO.items()))
 
 
-def parse_yesno(text: str) -> str | None:
-    """ "yes" or "no", by the table at the top; None if `text` gives neither, or both."""
-    text = {"y": "yes", "n": "no"}.get(normalize_word(text), _clean(text))
-    first = [run for part in [*_stated(text), text] for run in _read(part, _YESNO, str.lower, before=_AT_START)]
-    return _decide([*first, set().union(*_read(text, _YESNO, str.lower))])
+# A and I are words too ("A man", "I think"): not letters before any word but these, or one more letter.
+_WORD = (r"(?<=[AaIi]) (?!(?:because|since|as|is|was|and|or|to|not|but|seems|looks|fits|matches|remains|would|must|should|it"
+         r"|does|can|cannot|rather|instead|\w)\b)\w")
+# "N/A" offers no letter. The A stands behind the N, so both ends are looked at.
+_LETTER = _re(rf"(?<!\w)(?<!\w['-])(?<![∠△°^])(?!n/a\b)(?<!\bn/(?=a\b))[A-Z](?!\w|['-]\w|[+#]|{_WORD})")
+_OPERATORS = "+*/^<>≤≥×÷=≠±√"  # all but the last four make what follows another thing
+_PIECE = re.compile(rf"""(?!(?:an?|the)\ (?!and\b|or\b)\w\w)  # of a text; articles are none
+    (?:\d+(?:[.,]\d+)*|(?<![^\W\d])[^\W\d]+|[{_OPERATORS}]|-(?=\ ?(?:\d|\w\b)))""", re.X)
+_BEFORE = re.compile(rf"(?<!\.(?=\d))(?<![\w{_OPERATORS[:-4]}-])(?<![{_OPERATORS[:-4]}] )(?<!\W\w - )")  # a whole text
+_AFTER = re.compile(rf"(?!\w|[.,]\d| ?[{_OPERATORS}]|-\w| - ?\w\b)")
+_ITS = _re(r"[^\w\n]{0,4}(?:(?:an?|the) )?")  # between a letter and its text
+_NUMERALS = {*_WORDS, *"none no first second third fourth last".split()}
 
 
-def _options_named(text: str, options: dict[str, str]) -> set[str]:
-    """The option whose letter is all of `text`; else those whose text is all of it, or all of its first sentence."""
-    said = {normalize_word(text), normalize_word(re.split(r"\.(?!\d)|\n", text)[0])}
-    said -= {"", *map(str.lower, options)}  # a lone letter is never an option's text
-    by_text = {letter for letter, option in options.items() if normalize_word(_clean(option)) in said}
-    return {re.sub(r"\W", "", text).upper()} & options.keys() or by_text
+def _choices(text: str, options: dict[str, str], mark: Callable[..., str]) -> str:
+    """`text` with the options' texts marked, the longest first, and their letters. A letter and its text are one, and then
+    alone sure."""
+    texts: dict[tuple[str, ...], str] = {}
+    for letter, option in options.items():
+        option = re.sub(r"(?i)^(?:an?|the) (?=\w\w)(?!and\b|or\b)", "", _clean(option).replace("⁄", "/"))
+        words = tuple(_PIECE.findall(option.casefold()))
+        texts[words] = texts.get(words, "") + letter
+    pieces = list(_PIECE.finditer(text))
+    names = [piece[0].casefold() for piece in pieces]
+    found: dict[int, tuple[int, str, bool]] = {}  # where a value begins → where it ends, its letters, whether it is sure
+    for words in sorted(texts, key=len, reverse=True):
+        if re.fullmatch(r"[^\W\d]?", "".join(words)):  # a lone letter is never an option's text
+            continue
+        sure = any(len(word) > 1 and word.isalpha() and word not in _NUMERALS for word in words)
+        for i in range(len(names) - len(words) + 1):
+            start, stop = pieces[i].start(), pieces[i + len(words) - 1].end()
+            if names[i : i + len(words)] == [*words] and _BEFORE.match(text, start) and _AFTER.match(text, stop):
+                found[start] = stop, texts[words], sure
+                names[i : i + len(words)] = [""] * len(words)
+    labelled = set()
+    for piece, name in zip(pieces, names):
+        if name.upper() in options and _LETTER.match(text, start := piece.start()):
+            stop, letters, _ = found.pop(_ITS.match(text, start + 1).end(), (start + 1, "", False))
+            found[start] = stop, name.upper(), name.upper() in letters
+            labelled |= {start} if found[start][2] else set()
+    marked, at = [], 0
+    for start, (stop, letters, sure) in sorted(found.items()):
+        marked += [text[at:start], mark(letters, start in labelled if labelled else sure)]
+        at = stop
+    return "".join([*marked, text[at:]])
 
 
-def parse_choice(text: str, options: dict[str, str]) -> str | None:
-    """The letter of the option that `text` chooses, by the table at the top; None if it chooses none, or several.
-
-    `options` maps single capital letters to texts. Raises ValueError if it does not, or is empty.
-    """
-    if not options or not all(re.fullmatch("[A-Z]", letter) for letter in options):
-        raise ValueError(f"kind 'mcq' needs options, a dict of capital letter -> text, got {options!r}")
-    text = _clean(text)
-    capital = rf"(?<!\w)(?<!\w['’-]){_NOT_APPLICABLE}[{''.join(options)}](?!\w|['’-]\w|{_WORD_NOT_LETTER})"
-    letter = rf"(?i:{capital})"
-
-    readings = [_options_named(text, options)]  # then in the order of the table
-    for tail in _stated(text):
-        readings += [_options_named(tail, options), *_read(tail, letter, str.upper, before=_AT_START)]
-    heads = _read(text, letter, str.upper, before=r"(?m:^)[^\w(\[]*", after=r"(?=[.):;]|(?m:\W*$))")
-    readings.append(set().union(*heads))
-    readings += _read(text, capital, str.upper, before=r"[(\[]", after=r"[)\]]")[::-1]
-    readings.append(set().union(*_read(text, capital, str.upper)))
-    return _decide(readings)
+_PAUSE = rf"[^\w.:=!?\n{_VALUE}]*?"  # blanks, brackets and marks inside a sentence
+# Alternatives: values with only marks between them ("2, 3"; not "12 (3 rows)", not "seven - 7"), or "2 cats or 3".
+_ALTERNATIVES = _re(rf"""[{_VALUE}](?:(?:(?! ?\(| - ){_PAUSE}(?:\w+ly )?
+    |{_PAUSE}(?:(?:\w+{_PAUSE}){{0,2}}\b(?:or|and|nor)|\b(?:to|then))\b{_PAUSE}(?:(?:an?|the) )?)[{_VALUE}])+""")
 
 
-def normalize_word(text: str) -> str:
-    """Lower case, single blanks, no articles, no punctuation but the sign and the decimal point of a number.
+def _marked(text: str, kind: str, options: dict[str, str] | None) -> tuple[str, dict[str, frozenset]]:
+    """`text` with one character for each value and each run of alternatives, and what these characters stand for."""
+    values: dict[str, frozenset] = {}
 
-    An article that is the whole text stays: the answer to "which letter?" may be "a".
-    """
-    text = unicodedata.normalize("NFKC", text).casefold()
-    words = re.sub(r"(?!(?<=\d)\.\d|(?<!\w)-\d)[\W_]", " ", text).split()
-    return " ".join([word for word in words if word not in {"a", "an", "the"}] or words)
+    def mark(offered: Iterable, sure: bool = True) -> str:
+        character = chr(ord(_SURE[0]) + len(values) % 0xFFFF + 0x10000 * (not sure))
+        values[character] = values.get(character, frozenset()).union(offered)
+        return character
+
+    def number(m: re.Match) -> str:
+        around = f"{m.string[max(0, m.start() - 24) : m.start()]}<{m[0]}>{m.string[m.end() : m.end() + 16]}"
+        return m[0] if _COUNTS_NOTHING.search(around) else mark([_to_number(m[0].lower())])
+
+    def yes_or_no(m: re.Match) -> str:
+        return m.string[m.start() : m.start(m.lastgroup)] + mark([m.lastgroup.rstrip("_")])
+
+    def alternatives(m: re.Match) -> str:
+        characters = re.findall(f"[{_VALUE}]", m[0])
+        return mark(frozenset().union(*map(values.get, characters)), min(characters) <= _SURE[-1])
+
+    if kind == "mcq":
+        text = _choices(text.replace("⁄", "/"), options, mark)
+    else:
+        text = _NUMBER.sub(number, text) if kind == "count" else _YES_OR_NO.sub(yes_or_no, text)
+    return _ALTERNATIVES.sub(alternatives, text), values
+
+
+# ---- what a reply says -----------------------------------------------------------------------------------------------
+
+_SENTENCE = re.compile(r"[^\n]+?(?:[.!?]+(?=\W|\Z)|\n|\Z)")
+_IF = _re(r"\W*if (?:so|not|[^.]*\bwould)\b")
+# Where a clause ends: at a mark, or before a word that opens another; "B, not A" and "B rather than A" are two. The first
+# branch is no such place: that "not" belongs to its verb.
+_BREAK = _re(rf"""\b(?:is|are|was|were|be|do|does|did|can|could|would|should|will|must|may|might|has|have|had) not\b
+    |(?P<cut>[,;:](?!\d)(?: not\b)?| -+ (?:not\b)?|→|=>|(?<!think )(?<!anything )\b(?:but|so|because|since|as opposed|which
+    |while|although|though|whereas|however|therefore|thus|hence|where|when|if|leaves|leaving|rather than|instead of|than|except
+    |not|nor|and(?= (?:the|it|this|that|i|we|so|not|then)\b)|(?<=^[{_VALUE}] )(?:it|they|there|this|that|the|i|we|you))\b)""")
+_CHOOSES = r"(?:choos|chose|pick|select|opt for|go(?:ing)? (?:with|for)|say|answer)"
+# What a clause that says nothing does: it denies, compares, quotes; it plans, supposes, considers.
+_SILENT = _re(rf"""\b(?:not|no [{_VALUE}]|(?<=[:-] )no\W*\Z|\w+n't|cannot|never|neither|nor|than|instead of|opposed|except
+    |wrong|incorrect|false|out|unlikely|(?<!no )(?<!without )doubt|eliminat\w+|exclud\w+|lacks?|thinks|thought|said|written
+    |labelled|anything but|too (?:many|few)|options include|some(?:one|body)?(?= (?:\w+ )?(?:says?|thinks?))|others
+    |(?<!would )(?<!'d )(?<!'ll )(?<!i )says?|reads|let(?: me| us|'s)(?! {_CHOOSES})|(?:i|we)(?: will|'ll)(?! {_CHOOSES})
+    |(?:start|begin)(?:s|ing)? with|first,? (?:i|we)|to (?:find|check|see|solve|decide|choose)|if|suppose|assum\w+
+    |consider\w*)(?!\w)|不|没|错""")
+# A silent clause that begins so, and has no value, is said of what stands before it: "B, a dog, does not fit".
+_OF_THE_ABOVE = _re(rf"""\W*(?:\b(?:is|are|was|does|do|can|could)\b|\w+n't|cannot|wrong|incorrect|(?<=[:-] )no\W*\Z
+    |(?<!, )not\b(?! (?:at|in|on)\b|[^\w{_VALUE}]*\Z))[^{_VALUE}]*\Z""")
+
+
+def _silenced(text: str) -> str:
+    """`text` without its questions and its silent clauses; the marks that end a sentence stay."""
+    said: list[str] = []
+    for sentence in _SENTENCE.findall(text):
+        asks = sentence.rstrip().endswith("?") or _IF.match(sentence)
+        cuts = [] if asks else [m.start() for m in _BREAK.finditer(sentence) if m["cut"]]
+        kept: list[str] = []
+        for clause in (sentence[a:b] for a, b in zip([0, *cuts], [*cuts, None])):
+            silent = asks or _SILENT.search(clause)
+            if silent and _OF_THE_ABOVE.match(clause):
+                kept = []
+            kept.append(re.sub(r"[^\n.!?]+", " " if kept else "_ ", clause) if silent else clause)
+        said += kept
+    return "".join(said)
+
+
+def _breaks_off(text: str) -> bool:
+    """Whether a clause begins after the last value, and has no end."""
+    tail = re.split(f"[{_VALUE}]", text)[-1].rstrip(" \n\"')]")
+    begun = re.search(r"\w", "".join(re.split(r"[.,;:!?\n]", tail, maxsplit=1)[1:]))
+    return bool(begun and tail[-1] not in ".!?"
+                or re.search(r"(?:[,:]|\b(?:and|or|but|so|the|an?|of|to|in|on|at|is|are|with))\Z", tail))
+
+
+# ---- the readings ----------------------------------------------------------------------------------------------------
+
+# What may stand between a cue and its value, and before a value that is alone.
+_FILL = rf"""(?:[^\w.!?{_VALUE}]|\b(?:about|approximately|around|roughly|exactly|clearly|definitely|likely|most|probably|only
+    |just|simply|then|there|it|is|are|be|to|with|the|an?|option|choice|letter|answer|number|total|of|group)\b){{0,30}}"""
+_LEAD = rf"""(?:[^\w.!?\n{_VALUE}]|\b(?:the|an?|option|choice|answer|letter|total|about|around|only|just|oh|well|no|wait|most
+    |\w+ly|i think)\b){{0,12}}"""
+_GAP = rf"[^.:\n{_VALUE}]{{0,60}}?"
+_THUS = r"\b(?:so|therefore|thus|hence)\b|[→∴]|=>|所以|因此"
+_PART = r"\b(?:left|right|top|bottom|front|back|middle|first|here|more|plus)\b"  # of a picture
+
+
+def _cue(words: str, after: str = "", fill: str = _FILL) -> re.Pattern:
+    """A pattern that ends with the value that `words` announce, if `after` follows it."""
+    return _re(rf"(?:{words}){fill}[{_VALUE}]{after}")
+
+
+_WHOLE = _re(rf"""{_LEAD}([{_VALUE}])[^\w?{_VALUE}]*(?:(?<=[{_SURE}])[^\w?{_VALUE}]*
+    (?:\b(?!and|or|to|but|than|not|half|is|are|was|can|in|would|too)\w+[^\w?{_VALUE}]*){{0,3}})?\Z""")
+_STATED = _cue(rf"""(?:\b(?:ans(?:wer)?(?! (?:choices|options))|solution|conclusion|response|result|final|respuesta|réponse
+    |antwort|risposta|resposta|ответ)\b|答案|选项|答え|正解|정답|답)(?:{_GAP}(?:\b(?:is|are|be|was|es|est|ist|è|é)\b|[:=]
+    |[是为為はが은는]))?|\b(?:option|choice|pick|guess|letter|match|total|(?<!i )(?<!we )count|number|one|correct|best
+    |final \w+)\b{_GAP}(?:\b(?:is|are|be)\b|[:=])|(?:^|[.!?,;:] |\b(?:i|we|let's|so)(?:'\w+)? (?:\w+ ){{0,3}}){_CHOOSES}\w*
+    |\ba total of|故?选择?""")
+_ALONE = _cue(r"^|(?<=[.!?] )", rf"(?=[^\w.!?\n{_VALUE}]*(?:[.!]|$))", _LEAD)
+_OPENS = _cue("^", rf"(?=\s*[^\w\s?{_VALUE}](?! (?:is|was|has|looks|would)\b)| (?:because|since|as|it|they)\b)", _LEAD)
+_THEREFORE = _cue(rf"""{_THUS}|\b(?:leaves?|leaving|remains|but|makes?|making|equals?|gives?|giving|gets?|comes to
+    |(?:it|this|that|which)(?: is|'s)|(?:must|has to|have to|would|should|it'd) be)\b|[=≈]|共|为|是""",
+    rf"(?:(?<=[{_SURE}])|(?=\W*(?:\Z|[.,;:!?\n]|\b(?:because|since|as|for|which|and|but|then)\b)))")
+_FITS = _cue(rf"^|[.,;:!?]|{_THUS}|\b(?:then|but|and|that|only|however|i (?:think|believe))\b", r"""(?=\W*(?:
+    \b(?:yes|correct|true|fits|best|matches|remains|it is)\b|(?:选?项)?是?(?:正确|对)
+    |\b(?:is|are|seems|looks|(?:would|must|should|has to) be)(?: \w+){0,2}? (?:correct|right|answer|best|true|one|choice|match
+    |suitable|what)\b|[^.,;:!?\n]*\b(?:in total|in all|altogether)\b))""")
+_TELLS = _cue(rf"""(?:^|(?<=[.!?] ))(?![^.!?\n{_VALUE}]*(?:{_PART}|\brow\b))[^.!?\n{_VALUE}]*?
+    (?:^|有|\bhay|\by (?:en )?a|\bsind|\bson|\bthere (?:are|is|were|(?:appear|seem)s? to be)
+    |\b(?:i|we|you) (?:can )?(?:see|count|counted|find)|\b(?:shows?|contains?|has|depicts?|features?))(?!\w)""",
+    rf"(?![^.,;:!?\n]*{_PART})")
+
+
+def _agreed(values: Iterable[frozenset]) -> frozenset:
+    """The value on which all agree; none if they do not."""
+    union = frozenset().union(*values)
+    return union if len(union) == 1 else frozenset()
+
+
+def _readings(kind: str, text: str, values: dict[str, frozenset]) -> Iterator[tuple[str, frozenset]]:
+    """The readings of the table at the top, in its order: the name, and the values that are offered there."""
+    said = _silenced(text)
+    if whole := _WHOLE.match(said):
+        yield "whole", values[whole[1]]
+
+    def led_to(*cues: re.Pattern) -> list[frozenset]:
+        return [values[said[end - 1]] for end in sorted(m.end() for cue in cues for m in cue.finditer(said))]
+
+    yield "stated", next(reversed(led_to(_STATED)), frozenset())
+    alone = led_to(_ALONE, _OPENS)
+    yield "alone", _agreed(alone)
+    yield "concluded", next(reversed(led_to(_THEREFORE, _FITS)), frozenset())
+    if _breaks_off(text):
+        return
+    if kind == "count":
+        yield "told", _agreed(offered for offered in led_to(_TELLS) if len(offered) == 1)
+    named = [frozenset().union(*map(values.get, re.findall(f"[{_SURE}]", part))) for part in _SENTENCE.findall(said)]
+    yield "once", _agreed(named)
+    if kind != "yesno" and not alone:
+        yield "last", next((offered for offered in reversed(named) if len(offered) == 1), frozenset())
+
+
+_LACK = r"(?:insufficient|not enough)(?: (?:information|evidence|context|data))?(?: to (?:answer|tell|say)(?: .*)?)?"
+_ABSTAINS = re.compile(
+    rf"(?:(?:there|evidence|information|context|it) is )?{_LACK}|(?:it )?cannot be (?:answered|determined)(?: .*)?")
+
+
+def word_f1(said: str, gold: str) -> float:
+    """F1 of the words that two texts share, each as often as both have it. Abstaining ("insufficient to answer") is one
+    answer whatever its words: 1 if both abstain, 0 if one does."""
+    if abstains(said) or abstains(gold):
+        return float(abstains(said) and abstains(gold))
+    a, b = (normalize_word(text).split() for text in (said, gold))
+    return 2 * sum(min(a.count(word), b.count(word)) for word in set(a)) / (len(a) + len(b)) if a and b else 0.0
+
+
+def abstains(text: str) -> bool:
+    """Whether an answer says, and only says, that what is there does not suffice for one."""
+    return _ABSTAINS.fullmatch(normalize_word(text)) is not None
 
 
 # ---- the verdict -----------------------------------------------------------------------------------------------------
 
-def judged(response: str) -> str:
-    """The part of a response that answers: inside the tags or, where there are none, all but the reasoning."""
-    if OPEN in response:
-        return answer_text(response) or ""
-    return response.rpartition("</think>")[2].partition("<think>")[0]  # a <think> left open is reasoning to the end
+class Reading(NamedTuple):
+    """What a reply says, None if that is unreadable, and the reading of the table that decided, "" if none did."""
+
+    value: float | str | None
+    by: str
+
+
+def normalize_word(text: str) -> str:
+    """Lower case, single blanks, no articles, no punctuation but a number's sign and decimal point and the marks of C++ and C#.
+
+    An article that is the whole text stays: the answer to "which letter?" may be "a".
+    """
+    text = re.sub(r"\\(?:boxed\b|(?:text|math)[a-z]*)", "", unicodedata.normalize("NFKC", text)).casefold()
+    words = re.sub(r"(?!(?<=\d)\.\d|(?<!\w)[.-]\d|(?<=\w)[+#]|(?<=\w\+)\+)[\W_]", " ", text).split()
+    return " ".join([word for word in words if word not in {"a", "an", "the"}] or words)
+
+
+def read(text: str, kind: str, options: dict[str, str] | None = None) -> Reading:
+    """What `text` says, by the table at the top. kind is count, yesno, mcq or word; mcq needs `options`, letter → text.
+
+    Raises ValueError for another kind, and for options that do not map single capital letters to texts; never for a text.
+    """
+    if kind == "word":
+        word = normalize_word(text)
+        return Reading(word, "whole") if word else Reading(None, "")
+    if kind not in ("count", "mcq", "yesno"):
+        raise ValueError(f"unknown kind {kind!r}; expected one of count, mcq, word, yesno")
+    if kind == "mcq" and not (options and all(re.fullmatch("[A-Z]", letter) for letter in options)):
+        raise ValueError(f"kind 'mcq' needs options, a dict of capital letter -> text, got {options!r}")
+    text = _clean(text)
+    readings = _readings(kind, *_marked(text, kind, options))
+    by, values = next((reading for reading in readings if reading[1]), ("", frozenset()))
+    return Reading(next(iter(values)), by) if len(values) == 1 else Reading(None, "")
+
+
+def parse_count(text: str) -> float | None:
+    """The number that `text` gives; None if there is none, or if it offers several."""
+    return read(text, "count").value
+
+
+def parse_yesno(text: str) -> str | None:
+    """ "yes" or "no"; None if `text` gives neither, or both."""
+    return read(text, "yesno").value
+
+
+def parse_choice(text: str, options: dict[str, str]) -> str | None:
+    """The letter of the option that `text` chooses; None if it chooses none, or several. Raises ValueError as `read` does."""
+    return read(text, "mcq", options).value
+
+
+def score(response: str, gold: str, kind: str) -> float:
+    """How right a response is, from 0 to 1: the word F1 of an answer about pages, else `is_correct`."""
+    return word_f1(judged(response), gold) if kind == "pages" else float(is_correct(response, gold, kind))
 
 
 def is_correct(response: str, gold: str, kind: str, options: dict[str, str] | None = None) -> bool:
-    """Whether `response` gives the answer `gold`, both read by the same parser. Unreadable is wrong.
+    """Whether `response` gives the answer `gold`, both read in the same way. Unreadable is wrong.
 
-    kind is count, yesno, mcq or word; mcq needs `options`, letter → text, and its gold may be a letter or a text.
-    Raises ValueError for another kind, for mcq without options, and for a gold that cannot be read: those are faults of
-    the data, not of the model.
+    For mcq the gold may be a letter or a text. Raises ValueError as `read` does, and for a gold that cannot be read: those
+    are faults of the data, not of the model.
     """
-    parsers = {"count": parse_count, "yesno": parse_yesno, "word": normalize_word,
-               "mcq": lambda text: parse_choice(text, options)}
-    if kind not in parsers:
-        raise ValueError(f"unknown kind {kind!r}; expected one of {sorted(parsers)}")
-    wanted = parsers[kind](gold)
-    if wanted is None or wanted == "":
+    wanted = read(gold, kind, options).value
+    if wanted is None:
         raise ValueError(f"the gold answer {gold!r} cannot be read as kind {kind!r}")
-    return parsers[kind](judged(response)) == wanted
+    return read(judged(response), kind, options).value == wanted

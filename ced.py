@@ -6,6 +6,7 @@ their neighbours' mean than when those of K other regions, of exactly as many to
     symbol      code name            shape          where in the paper
     Ω_ev, Ω_k   boxes                (n, 4)         3.1; A.2. n boxes (x, y, width, height) in pixels make one region
     T(Ω)        region_tokens        (N,) bool      3.1; A.2. visual tokens of a region, after spatial merging
+                joint_tokens         (Σ N,) bool    the same over several pages, in their order
     Ω_1 … Ω_K   non_evidence_shifts  (S, 2)         A.2. K of the S places that the evidence can be moved to, in whole tokens
     h, h̃        tokens, intervene    (N, D)         Eq. 1. the vision encoder's output, before and after the edit
     s(Ω)        sensitivity          (R, G, T)      Eq. 2. one row a region, row 0 is Ω_ev
@@ -18,6 +19,8 @@ their neighbours' mean than when those of K other regions, of exactly as many to
 `audit` runs Eqs. 1 and 2 on any policy: it is given one callable that scores answers under edited visual tokens.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -28,6 +31,9 @@ INTERVENTIONS = ("mean", "zero", "noise")
 # How far outside the image, as a share of its side, a box still counts as inside: a far edge, the sum of two coordinates in
 # float32, is off by at most 1.2e-7 of it, and a box that touches the border must not lose its places to rounding.
 EDGE = 1e-6
+
+
+Page = tuple[tuple[int, int], tuple[int, int]]  # the size (width, height) of an image in pixels, and its grid (rows, columns)
 
 
 # ── regions ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -82,6 +88,13 @@ def shift_tokens(mask: Tensor, shifts: Tensor, grid: tuple[int, int]) -> Tensor:
     return mask.new_zeros(len(shifts), len(mask)).scatter_(1, row * grid[1] + column, True)
 
 
+def shifts_on_grid(mask: Tensor, grid: tuple[int, int]) -> Tensor:
+    """All shifts (Δrow, Δcolumn) in whole tokens, (S, 2), that keep the tokens of a mask (N,) on the grid; (0, 0) is one."""
+    tokens, (rows, columns) = mask.view(grid).nonzero(), grid  # (row, column) of each token
+    (top, left), (bottom, right) = tokens.amin(0).tolist(), tokens.amax(0).tolist()
+    return torch.cartesian_prod(torch.arange(-top, rows - bottom), torch.arange(-left, columns - right))
+
+
 def non_evidence_shifts(boxes: Tensor, image_size: tuple[int, int], grid: tuple[int, int], max_iou: float) -> Tensor:
     """Every place that a non-evidence region can have: all shifts (Δrow, Δcolumn) in whole tokens, (S, 2), of the evidence
     boxes (n, 4) that leave each box inside the image and at IoU ≤ max_iou with each evidence box (A.2).
@@ -89,16 +102,70 @@ def non_evidence_shifts(boxes: Tensor, image_size: tuple[int, int], grid: tuple[
     The edit happens on tokens, so it is tokens that must match: moved by whole ones, a region keeps its place relative to the
     grid, and with it exactly as many of them. Shifts that differ give token sets that differ.
     """
-    boxes, size, (rows, columns) = boxes.double(), torch.tensor(image_size, dtype=torch.float64), grid
-    tokens = region_tokens(boxes, image_size, grid).view(grid).nonzero()  # (row, column) of each evidence token
-    (top, left), (bottom, right) = tokens.amin(0).tolist(), tokens.amax(0).tolist()
-    down, across = torch.arange(-top, rows - bottom), torch.arange(-left, columns - right)
-    shifts = torch.cartesian_prod(down, across)  # (S, 2): all that keep T(Ω_ev) on the grid
+    boxes, size = boxes.double(), torch.tensor(image_size, dtype=torch.float64)
+    shifts = shifts_on_grid(region_tokens(boxes, image_size, grid), grid)
     moved = shift_boxes(boxes, shifts, image_size, grid)  # (S, n, 4)
     low, high = moved[..., :2], moved[..., :2] + moved[..., 2:]  # corners, each (S, n, 2)
     inside = ((low >= -EDGE * size) & (high <= (1 + EDGE) * size)).flatten(1).all(1)  # (S,)
     iou = torch.stack([box_iou(moved, box).amax(-1) for box in boxes])  # (n, S)
     return shifts[inside & (iou <= max_iou).all(0) & shifts.any(1)]  # Ω_ev where it is, is no null region
+
+
+def joint_tokens(boxes: Sequence[Tensor], sizes: Sequence[tuple[int, int]], grids: Sequence[tuple[int, int]]) -> Tensor:
+    """T(Ω) of a region that lies on several pages: each page's `region_tokens`, in page order, as one mask (Σ N,).
+
+    boxes has (n, 4) for each page, (0, 4) where nothing of the region lies.
+    """
+    return torch.cat([region_tokens(*page) for page in zip(boxes, sizes, grids)])
+
+
+def page_places(boxes: Tensor, here: Page, there: Tensor, other: Page, max_iou: float) -> Tensor:
+    """Every place on another page that the region of boxes (n, 4) on page `here` can have, as its tokens there: (S, |T(Ω)|).
+
+    In whole tokens, as `non_evidence_shifts`: each box stays inside the page and at IoU ≤ max_iou with each of the evidence
+    boxes (m, 4) that are there. The page may be the same one, and its grid a smaller one, where a region may have no place.
+    """
+    (rows, columns), tokens = other[1], region_tokens(boxes, *here).view(here[1]).nonzero()  # (row, column) of each token
+    (top, left), (bottom, right) = tokens.amin(0).tolist(), tokens.amax(0).tolist()
+    down, across = torch.arange(-top, max(-top, rows - bottom)), torch.arange(-left, max(-left, columns - right))
+    shifts = torch.cartesian_prod(down, across)  # (S, 2): none where the region is larger than the page
+    moved = in_tokens(boxes, *here) + F.pad(shifts.flip(-1), (0, 2))[:, None]  # (S, n, 4)
+    edge = torch.tensor([columns, rows])
+    inside = ((moved[..., :2] >= -EDGE * edge) & (moved[..., :2] + moved[..., 2:] <= (1 + EDGE) * edge)).flatten(1).all(1)
+    apart = box_iou(moved[:, :, None], in_tokens(there, *other)).flatten(1).le(max_iou).all(1)  # (S,)
+    row, column = (tokens + shifts[inside & apart][:, None]).unbind(-1)  # each (S, |T(Ω)|)
+    return row * columns + column
+
+
+def in_tokens(boxes: Tensor, image_size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+    """Boxes (n, 4) in pixels as boxes in units of one token, float64."""
+    return boxes.double() * torch.tensor([grid[1] / image_size[0], grid[0] / image_size[1]] * 2, dtype=torch.float64)
+
+
+def joint_regions(
+    boxes: Sequence[Tensor], pages: Sequence[Page], k: int, max_iou: float, generator: torch.Generator
+) -> tuple[Tensor, int]:
+    """`audit_regions` over several pages: the token masks (1 + k, Σ N), row 0 the evidence, and how many nulls have a place.
+
+    A null region is the evidence moved to other places, each page's boxes together, on any of the pages: drawn uniformly and
+    without replacement. Where places run out, or what two pages' boxes moved to overlaps, random tokens stand in. Raises
+    ValueError if there is no evidence, or if it covers every token.
+    """
+    evidence = joint_tokens(boxes, *zip(*pages))
+    if evidence.all() or not evidence.any():
+        raise ValueError(f"the evidence region covers {int(evidence.sum())} of all {evidence.numel()} visual tokens")
+    starts = [0, *itertools.accumulate(math.prod(grid) for _, grid in pages)]
+    moved = torch.zeros(k, len(evidence), dtype=torch.bool)
+    for own, here in zip(boxes, pages):
+        if len(own):
+            on_each = [page_places(own, here, there, other, max_iou) for there, other in zip(boxes, pages)]
+            places = torch.cat([first + tokens for first, tokens in zip(starts, on_each)])  # (S, |T(Ω)| of this page)
+            drawn = places[torch.randperm(len(places), generator=generator)[:k]]
+            moved[: len(drawn)].scatter_(1, drawn, True)
+    size = int(evidence.sum())
+    whole = moved.sum(-1) == size
+    nulls = [null if placed else random_tokens(~evidence, size, generator) for null, placed in zip(moved, whole.tolist())]
+    return torch.stack([evidence, *nulls]), int(whole.sum())
 
 
 def random_tokens(candidates: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -109,23 +176,41 @@ def random_tokens(candidates: Tensor, count: int, generator: torch.Generator) ->
     return torch.zeros_like(candidates).index_fill_(0, chosen, True)
 
 
+def with_nulls(
+    evidence: Tensor, places: Tensor, grid: tuple[int, int], k: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """The token masks (1 + k, N) of an audit, row 0 the evidence (N,), and the shifts (≤ k, 2) of the nulls that have a place.
+
+    Null regions are the evidence at k of its other places (S, 2), drawn uniformly and without replacement. Where fewer than k
+    exist the last rows are random tokens outside the evidence, as many as it has or, if it owns more than half, all that are
+    left. Raises ValueError if the evidence covers every token, for then nothing is left to compare it with.
+    """
+    if evidence.all():
+        raise ValueError(f"the evidence region covers all {evidence.numel()} visual tokens: nothing is left outside it")
+    drawn = places[torch.randperm(len(places), generator=generator)[:k]]
+    stand_ins = [random_tokens(~evidence, int(evidence.sum()), generator) for _ in range(k - len(drawn))]
+    return torch.stack([evidence, *shift_tokens(evidence, drawn, grid), *stand_ins]), drawn
+
+
 def audit_regions(
     boxes: Tensor, image_size: tuple[int, int], grid: tuple[int, int], k: int, max_iou: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """The token masks (1 + k, N) of an audit, row 0 the evidence, and the boxes (≤ k, n, 4) of the null regions that have some.
-
-    Null regions are the evidence at k of its other places, drawn uniformly and without replacement. Where fewer than k exist
-    the last rows are random tokens outside the evidence, as many as it has or, if it owns more than half, all that are left.
-    Raises ValueError if the evidence covers every token, for then nothing is left to compare it with.
-    """
-    evidence = region_tokens(boxes, image_size, grid)
-    if evidence.all():
-        raise ValueError(f"the evidence region covers all {evidence.numel()} visual tokens: nothing is left outside it")
+    """The token masks (1 + k, N) of an audit whose evidence is boxes (n, 4), and the boxes (≤ k, n, 4) of the null regions
+    that have some: see `with_nulls`."""
     places = non_evidence_shifts(boxes, image_size, grid, max_iou)
-    drawn = places[torch.randperm(len(places), generator=generator)[:k]]
-    stand_ins = [random_tokens(~evidence, int(evidence.sum()), generator) for _ in range(k - len(drawn))]
-    masks = torch.stack([evidence, *shift_tokens(evidence, drawn, grid), *stand_ins])
+    masks, drawn = with_nulls(region_tokens(boxes, image_size, grid), places, grid, k, generator)
     return masks, shift_boxes(boxes, drawn, image_size, grid)
+
+
+def audit_tokens(
+    evidence: Tensor, grid: tuple[int, int], k: int, max_overlap: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """The token masks (1 + k, N) of an audit whose evidence is tokens (N,), and the shifts (≤ k, 2) of the null regions that
+    have some: see `with_nulls`. A null region shares at most max_overlap of its tokens with the evidence."""
+    shifts = shifts_on_grid(evidence, grid)
+    shared = (shift_tokens(evidence, shifts, grid) & evidence).sum(-1)  # (S,) tokens
+    places = shifts[(shared <= max_overlap * evidence.sum()) & shifts.any(1)]
+    return with_nulls(evidence, places, grid, k, generator)
 
 
 # ── Eq. 1: the intervention ─────────────────────────────────────────────────────────────────────────────────────────
@@ -144,7 +229,8 @@ def intervene(tokens: Tensor, masks: Tensor, grid: tuple[int, int], kind: str, r
     """
     if kind == "mean":
         near = neighbours(masks, grid, ring).to(tokens.device, torch.float32)  # (R, N); bfloat16 cannot count to 257
-        mu = near @ tokens.float() / near.sum(-1, keepdim=True)  # μ_T of each region: (R, D)
+        # μ_T of each region: (R, D). One that has no neighbours, having no token on this page or all of them, has μ_T = 0.
+        mu = near @ tokens.float() / near.sum(-1, keepdim=True).clamp(min=1)
         fill = mu.to(tokens.dtype)[:, None, :]
     elif kind == "zero":
         fill = tokens.new_zeros(1, 1, 1)
@@ -163,23 +249,26 @@ def sensitivity(log_probs: Tensor, edited_log_probs: Tensor) -> Tensor:
 
 
 def audit(
-    score: Callable[[list[Tensor]], Tensor],
+    score: Callable[[list[list[Tensor]]], Tensor],
     log_probs: Tensor,
-    features: Sequence[Tensor],
+    pages: Sequence[tuple[Sequence[Tensor], tuple[int, int]]],
     masks: Tensor,
-    grid: tuple[int, int],
     kind: str,
     ring: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """Eqs. 1 and 2 on a policy: the per-token sensitivities s (R, G, T) of its answers to the regions masks (R, N).
+    """Eqs. 1 and 2 on a policy: the per-token sensitivities s (R, G, T) of its answers to the regions masks (R, Σ N).
 
-    features are the maps (N, D) through which the language model sees the image: the merged visual tokens and, where the
-    architecture has them, the DeepStack maps, which would leak what the first edit hides. score takes the same list with
-    the R edited versions of each map, (R, N, D), and returns log π of the answers' tokens, (R, G, T); log_probs (G, T) is
-    what they have under the image as it is.
+    A page, of which one image has one, is given by the maps (N, D) through which the language model sees it, and its grid:
+    the merged visual tokens and, where the architecture has them, the DeepStack maps, which would leak what the first edit
+    hides. score takes the R edited versions of each page's maps, (R, N, D), and returns log π of the answers' tokens,
+    (R, G, T); log_probs (G, T) is what they have under the pages as they are. Each page is edited on its own: the neighbours
+    of a region at its edge are not those on the next page.
     """
-    edited = [intervene(tokens, masks, grid, kind, ring, generator) for tokens in features]
+    slices = masks.split([math.prod(grid) for _, grid in pages], dim=-1)
+    edited = [
+        [intervene(tokens, own, grid, kind, ring, generator) for tokens in maps] for (maps, grid), own in zip(pages, slices)
+    ]
     return sensitivity(log_probs, score(edited))
 
 

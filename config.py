@@ -16,28 +16,45 @@ from typing import Any
 
 import ced
 import grpo
-from reading import Field, InputError, optional, read_json, require
+from reading import LIST, Field, InputError, optional, read_json, require
 from reading import fields as checked
 
+# What `rollout.regions_of` can take for the evidence.
+EVIDENCE = ("boxes", "attributed", "attributed-policy", "random", "centre")
 
-def arg(default: Any, help: str, **bounds: Any) -> Any:
-    """A Config field: its default, the help text of its flag, and its bounds: least, most, above, choices."""
-    return field(default=default, metadata={"help": help, "bounds": bounds})
+
+def arg(default: Any, help: str, before: Any = None, **bounds: Any) -> Any:
+    """A Config field: its default, the help text of its flag, and its bounds: least, most, above, choices. One that came later
+    says what the code did before it was there; a run from then goes on with that."""
+    return field(default=default, metadata={"help": help, "bounds": bounds, "before": before})
+
+
+def later(default: Any, help: str, **bounds: Any) -> Any:
+    """A Config field that came later, whose default is what the code did before it was there."""
+    return arg(default, help, before=default, **bounds)
 
 
 def free(default: Any, help: str, **bounds: Any) -> Any:
-    """A Config field that changes nothing of what is computed, so that a run which goes on may change it."""
+    """A Config field that changes nothing of a run's trajectory, so that a run which goes on may change it."""
     return field(default=default, metadata={"help": help, "bounds": bounds, "free": True})
+
+
+SPANS = ("answer", "evidence")
+METHOD_NAMES = "correctness, additive, papo, vppo, answer-ced, cot-ced, correct-only, rs-grpo, rs-ced, mixed, outcome or step"
 
 
 @dataclass(frozen=True)
 class Config:
     """Every number of a run, with the paper's defaults; every field is a flag of train.py."""
 
-    backbone: str = arg("tiny", "tiny, qwen2.5-vl-3b, qwen2.5-vl-7b, qwen3-vl-8b, qwen3.5-9b, or a local directory")
-    method: str = arg("answer-ced", "correctness, additive, papo, vppo, answer-ced, cot-ced or correct-only: a row of METHODS")
+    backbone: str = arg("tiny", "tiny, qwen2.5-vl-3b, qwen2.5-vl-7b, qwen3-vl-8b, qwen3.5-9b, org/name[@revision], or a folder")
+    method: str = arg("answer-ced", f"{METHOD_NAMES}: a row of METHODS")
     data: str = arg("coco", "coco (val2017, fetched once), toy, a COCO-format folder or a .jsonl file")
     cache: str = free("~/.cache/evidence-rl", "where --data coco is kept")
+    families: str = arg(
+        "attribute,counting,spatial", "what is trained on; all families of the data are measured",
+        before="attribute,counting,spatial,presence",
+    )  # fmt: skip
     out: str = arg("", "run directory (default: runs/BACKBONE-METHOD-SEED)")
     seed: int = arg(0, "every random draw is a function of it")
     # 1 sample
@@ -50,7 +67,14 @@ class Config:
     sample_rows: int = free(128, "answers sampled at a time, of several prompts together: less memory, same answers", least=0)
     max_prompt_tokens: int = arg(4096, "longest prompt, image tokens included; longer ones are refused, never cut")
     # 2 judge
+    evidence: str = later("boxes", f"where an answer's evidence is: {', '.join(EVIDENCE)}", choices=EVIDENCE)
+    evidence_steps: int = later(6, "attributed: steps from the image's mean token to the image", least=1)
+    evidence_mass: float = later(0.8, "attributed: share of the attributions that the region holds", above=0, most=1)
+    evidence_most: float = later(1 / 3, "attributed: largest share of the visual tokens that it owns", above=0, most=1)
+    evidence_rows: int = free(64, "answers x steps in one pass of an attribution, 0 for all: less memory, same result", least=0)
+    max_overlap: float = later(0.1, "largest share of a null region's tokens that an attributed one owns", least=0, most=1)
     k: int = arg(3, "K: non-evidence regions of an audit", least=1)
+    span: str = later("answer", "which tokens an audit scores: of the answer, or of the recorded evidence", choices=SPANS)
     intervention: str = arg("mean", "what replaces a region's tokens (Eq. 1)", choices=ced.INTERVENTIONS)
     ring: int = arg(2, "how far, in tokens, the neighbours reach whose mean replaces a region (Eq. 1)", least=1)
     max_iou: float = arg(0.05, "largest overlap of a non-evidence box with the evidence", least=0, most=1)
@@ -60,6 +84,10 @@ class Config:
     lam: float = arg(0.1, "lambda: weight of the margin in --method additive")
     r_correct: float = arg(1.0, "R_ans of a right answer")
     r_wrong: float = arg(0.0, "R_ans of a wrong answer; below 0, Eq. 4 spares the wrong answer that did not look")
+    # 2 judge, of answers in four stages (related/rs_grpo.py)
+    pages: int = later(3, "pages that are retrieved for a question of one's own library", least=1)
+    evidence_weight: float = later(3.0, "RS-GRPO: weight of a page with evidence in R_perception, others having 1", above=0)
+    step_weight: float = later(0.1, "StepGRPO: weight of the share of pages that are recorded right", least=0)
     # 3 learn
     lr: float = arg(1e-5, "AdamW learning rate", least=0)
     weight_decay: float = arg(0.01, "AdamW weight decay", least=0)
@@ -89,9 +117,10 @@ class Config:
     min_area: float = arg(0.005, "smallest share of the image an evidence region may cover")
     max_area: float = arg(0.6, "largest share of the image an evidence region may cover")
     min_tokens: int = arg(2, "fewest visual tokens an evidence region may own")
-    eval_prompts: int = arg(40, "questions of each family and split in the evaluations before and after", least=1)
-    eval_group: int = arg(8, "answers sampled to each of them", least=1)
-    save_every: int = free(50, "steps between checkpoints", least=1)
+    eval_prompts: int = free(40, "questions of each family and split in the evaluations before and after", least=1)
+    eval_group: int = free(8, "answers sampled to each of them", least=1)
+    eval_every: int = free(0, "steps between evaluations on the way, into log.jsonl; 0: only before and after", least=0)
+    save_every: int = free(50, "steps between checkpoints, at which the two pictures are drawn again", least=1)
 
     def check(self) -> "Config":
         """This configuration if it can run. Raises InputError with the flag, what was expected and what was found."""
@@ -120,7 +149,15 @@ def outside(
 
 # What the tiny backbone needs otherwise; everything else is the paper's. The advantage and AdamW both divide the reward's scale
 # out, so how far a run goes is lr x steps: the log-odds of looking rise by 0.2 nat a thousandth of it, in few steps or in many.
-TINY_RECIPE = {"data": "toy", "steps": 60, "prompts_per_step": 4, "group_size": 16, "lr": 1e-3, "max_new_tokens": 16}
+TINY_RECIPE = {"data": "toy", "families": "attribute,counting,spatial,presence", "steps": 60, "prompts_per_step": 4,
+               "group_size": 16, "lr": 1e-3, "max_new_tokens": 16}  # fmt: skip
+
+
+# What methods need that ask about pages: DAPO's clip, the token mean and no KL (RS-GRPO's Eq. 10); an audit of what looks; and
+# room for pages and four stages (the group and both lengths are the released code's).
+PAGES_RECIPE = {"temperature": 1.2, "clip_low": 0.2, "clip_high": 0.28, "average": "token", "beta": 0.0, "span": "evidence",
+                "group_size": 8, "max_new_tokens": 1536, "max_prompt_tokens": 15000}  # fmt: skip
+RECIPES = dict.fromkeys(("rs-grpo", "rs-ced", "mixed", "outcome", "step"), PAGES_RECIPE)
 
 
 # ── flags → Config ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -133,19 +170,20 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """A flag for every field of Config; those that are not given stay out of the parsed arguments."""
     for f in fields(Config):
         recipe = f"; tiny: {TINY_RECIPE[f.name]}" if f.name in TINY_RECIPE else ""
+        recipe += f"; about pages: {PAGES_RECIPE[f.name]}" if f.name in PAGES_RECIPE else ""
         text = f"{f.metadata['help']} (default: {f.default}{recipe})".replace("%", "%%")
         kind = {"action": argparse.BooleanOptionalAction} if isinstance(f.default, bool) else {"type": type(f.default)}
         parser.add_argument(flag(f.name), **kind, default=argparse.SUPPRESS, help=text)
 
 
-def recipe_of(backbone: str) -> dict[str, Any]:
-    """What a backbone needs otherwise than the paper."""
-    return TINY_RECIPE if backbone == "tiny" else {}
+def recipe_of(backbone: str, method: str) -> dict[str, Any]:
+    """What a backbone and a method need otherwise than the paper."""
+    return (TINY_RECIPE if backbone == "tiny" else {}) | RECIPES.get(method, {})
 
 
 def configure(given: dict[str, Any]) -> Config:
     """The configuration of a new run: the flags given, then the backbone's recipe, then the paper's defaults."""
-    config = Config(**(recipe_of(given.get("backbone", Config.backbone)) | given))
+    config = Config(**(recipe_of(*(given.get(name, getattr(Config, name)) for name in ("backbone", "method"))) | given))
     if config.prompts_per_step == 0:  # written down, so that a run that goes on keeps it on any number of processes
         config = replace(config, prompts_per_step=int(os.environ.get("WORLD_SIZE", "1")))
     if not config.out:
@@ -154,17 +192,27 @@ def configure(given: dict[str, Any]) -> Config:
 
 
 # ── a run's own Config ──────────────────────────────────────────────────────────────────────────────────────────────
-def load_config(run: Path) -> Config:
-    """The configuration of a run directory. Raises InputError if there is none."""
+CHANGES = "changes"  # in config.json, beside the fields: what a run that went on has done otherwise, and from which step on
+
+
+def load_config(run: Path, going_on: bool = False) -> Config:
+    """The configuration of a run directory. Raises InputError if there is none; and where the run is going_on, for a field that
+    is not there, changes what is computed, and does not say what the code did before it had that field."""
     path = Path(run) / "config.json"
     if not path.is_file():
         raise InputError(f"{path}: expected the configuration of a run; found no such file")
     found, table = read_json(path), {f.name: optional(Field(f.type.__name__, typed(f.type))) for f in fields(Config)}
-    values = checked(found, table, path)
-    if unknown := found.keys() - table.keys():
+    values = checked(found, table | {CHANGES: optional(LIST)}, path)
+    if unknown := found.keys() - values.keys():
         raise InputError(f"{path}: {', '.join(sorted(unknown))}: expected a field of this version's configuration")
+    absent = {f.name: f.metadata for f in fields(Config) if values[f.name] is None}
+    older = {name: of["before"] for name, of in absent.items() if of.get("before") is not None}
+    if going_on and (silent := [name for name, of in absent.items() if name not in older and not of.get("free")]):
+        raise InputError(f"{path}: {', '.join(silent)}: expected a value; found none, and a default may not be what the run "
+                         "began with")  # fmt: skip
+    values = {name: value for name, value in values.items() if name != CHANGES and value is not None}
     try:
-        return Config(**{name: value for name, value in values.items() if value is not None}).check()
+        return Config(**(older | values)).check()
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
@@ -185,13 +233,25 @@ def differences(there: Config, asked: Config) -> str:
     return "; ".join(f"{name} {a!r}, not {b!r}" for name, a, b in pairs if a != b)
 
 
-def resumed(run: Path, given: dict[str, Any]) -> Config:
-    """The configuration of the run in a directory, with the flags given where these are free. A run may also grow: with more
-    steps it becomes what a run of so many would have been. Raises InputError for flags that contradict the run."""
-    config = replace(load_config(run), out=str(run))
-    asked = replace(config, **given).check()
+def fixed(config: Config) -> dict[str, Any]:
+    """What a run cannot change while it goes on: all but free fields, its steps, which may grow, and where it is."""
+    names = [f.name for f in fields(Config) if not f.metadata.get("free") and f.name not in ("steps", "out")]
+    return {name: getattr(config, name) for name in names}
+
+
+def contradiction(there: Config, asked: Config, reached: int = 0) -> str:
+    """The fields in which a run that has reached a step cannot become what is asked: all that differ and are not free. It may
+    become longer, or end earlier, but not before that step: then it is what a run of so many steps would have been."""
     may = {f.name: getattr(asked, f.name) for f in fields(Config) if f.metadata.get("free")}
-    may["steps"] = max(asked.steps, config.steps)
-    if other := differences(replace(config, **may), asked):
+    may["steps"] = asked.steps if asked.steps >= reached else there.steps
+    return differences(replace(there, **may), asked)
+
+
+def resumed(run: Path, given: dict[str, Any], there: Config | None = None, reached: int = 0) -> Config:
+    """The configuration of the run in a directory with the flags given: there, if another host has read it. Raises InputError
+    for flags that contradict a run that has reached so many steps."""
+    there = replace(there or load_config(run), out=str(run))
+    asked = replace(there, **given).check()
+    if other := contradiction(there, asked, reached):
         raise InputError(f"--resume {run}: the run has its own configuration: {other}")
     return asked

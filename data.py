@@ -33,7 +33,7 @@ import torch
 from PIL import Image, ImageDraw
 
 import ced
-from answers import is_correct
+from answers import abstains, is_correct
 from config import InputError, outside
 from reading import (
     BOX,
@@ -47,9 +47,12 @@ from reading import (
     TEXT,
     Field,
     fields,
+    id_of,
+    ids_of,
     json_lines,
     locate,
     make_folder,
+    object_of,
     open_image,
     optional,
     parse_json,
@@ -57,16 +60,21 @@ from reading import (
     read_json,
     require,
     shown,
+    text_of,
     unique,
 )  # fmt: skip
 from words import class_name, plural, singular, with_article
 
 FAMILIES = ("attribute", "counting", "spatial", "presence")
+CONTEXTS = ("sufficient", "insufficient")  # the families of questions about pages: do these tell the answer?
 BOX_KEYS = ("proposal_bbox", "target_bbox", "argument_bbox")  # then metadata.bbox, then the centre box: A.2's priority
 CENTRE_BOX_SIDE = 0.35  # the fallback region, as a fraction of the image's width and height
 SIZE_RATIO = 2.0  # "which is larger" is asked only when one box has at least twice the other's area
 MAX_COUNT = 10
 GridOf = Callable[[tuple[int, int]], tuple[int, int]]  # image size (width, height) → the grid (rows, columns) of visual tokens
+QUESTIONS = "questions.jsonl"  # a folder that holds it is a library of pages
+PAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
+SOMETHING = "…"  # the evidence of a page of which is known only that it has some
 MIN_SIDE = 2  # pixels; what is left of a box after clipping must be at least this wide and high
 
 
@@ -86,6 +94,39 @@ class Sample:
     @property
     def kind(self) -> str:
         return kind_of(self.family)
+
+    @property
+    def pages(self) -> tuple["Sample"]:
+        """The one page of the question: itself. `PagedSample` has several."""
+        return (self,)
+
+
+@dataclass(frozen=True)
+class Page:
+    """One of the pages that a question is asked about."""
+
+    image: Path
+    size: tuple[int, int]  # (width, height) of the stored image, pixels
+    boxes: tuple[tuple[float, float, float, float], ...] = ()  # the part of Ω_ev that lies here; none: nothing here decides
+    evidence: str = ""  # what a reader should record of this page; "": nothing here is relevant
+
+
+@dataclass(frozen=True)
+class PagedSample:
+    """One question about several pages, answered in four stages: see related/rs_grpo.py."""
+
+    id: str
+    image_id: str  # of the book: no book is in two splits
+    pages: tuple[Page, ...]
+    question: str
+    answer: str  # some form of "insufficient" where the pages do not tell
+    family: str  # one of CONTEXTS
+    gold: str = "exact"  # how a record must agree with a page's evidence: exact, contained, or "" where that is not known
+    template: str = ""  # of the prompt: see `Policy.prompt_of_pages`; "": that of the real backbones
+
+    @property
+    def kind(self) -> str:
+        return "pages"
 
 
 def kind_of(family: str) -> str:
@@ -332,19 +373,28 @@ def check_image(path: Path, size: tuple[int, int] | None, counts: Counter) -> tu
 def evidence_boxes(record: dict) -> list[tuple[float, float, float, float]]:
     """Ω_ev of a record: proposal_bbox > target_bbox > argument_bbox > metadata.bbox > centre box (A.2), clipped.
 
-    A key holds one box [x, y, width, height] or a list of boxes. The centre box is 35 % × 35 % of the image.
+    A key holds one box [x, y, width, height] or a list of boxes.
     """
-    width, height = record["size"]
-    keyed = [record.get(key) for key in BOX_KEYS] + [(record.get("metadata") or {}).get("bbox")]
-    boxes = next((b for b in keyed if b), None)
-    if boxes is None:
-        margin = (1 - CENTRE_BOX_SIDE) / 2
-        boxes = [margin * width, margin * height, CENTRE_BOX_SIDE * width, CENTRE_BOX_SIDE * height]
+    boxes = given_boxes(record) or [centre_box(record["size"])]
     boxes = [boxes] if isinstance(boxes[0], (int, float)) else boxes
-    clipped = [clip(box, (width, height)) for box in boxes]
+    clipped = [clip(box, record["size"]) for box in boxes]
     if None in clipped:
-        raise InputError(f"record {record['id']}: box {boxes[clipped.index(None)]} has no area inside {width}x{height}")
+        raise InputError("record {}: box {} has no area inside {}x{}".format(
+            record["id"], boxes[clipped.index(None)], *record["size"]))  # fmt: skip
     return clipped
+
+
+def given_boxes(record: dict) -> Any:
+    """What the first of a record's box keys says, a box or a list of boxes; None if it has no box at all."""
+    keyed = [record.get(key) for key in BOX_KEYS] + [(record.get("metadata") or {}).get("bbox")]
+    return next((boxes for boxes in keyed if boxes), None)
+
+
+def centre_box(size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """The region of last resort (A.2): 35 % × 35 % of an image of size (width, height)."""
+    width, height = size
+    margin = (1 - CENTRE_BOX_SIDE) / 2
+    return (margin * width, margin * height, CENTRE_BOX_SIDE * width, CENTRE_BOX_SIDE * height)
 
 
 def to_sample(record: dict) -> Sample:
@@ -365,6 +415,17 @@ def boxes_of(value: Any) -> list[tuple[float, float, float, float]]:
     """One box, or a list of boxes, as a list."""
     nested = isinstance(value, list) and all(isinstance(one, list) for one in value)
     return [BOX.read(one) for one in (value if nested else [value])]
+
+
+def evidence_of(value: Any) -> dict[str, str]:
+    """What each page with evidence says, by its name: from an object, or a list of names, which tells no words."""
+    if isinstance(value, dict):
+        return {id_of(name): text_of(text) for name, text in value.items()}
+    return dict.fromkeys(ids_of([value] if not isinstance(value, list) else value), SOMETHING)
+
+
+def page_boxes_of(value: Any) -> dict[str, list]:
+    return {id_of(name): boxes_of(boxes) for name, boxes in object_of(value).items()}
 
 
 def answer_of(value: Any) -> str:
@@ -392,6 +453,13 @@ RECORD = {  # a line of one's own data
     **dict.fromkeys(BOX_KEYS, optional(BOXES)),
     "metadata": optional(OBJECT),
 }
+DOCUMENT_QUESTION = {  # a line of questions.jsonl
+    "question": TEXT,
+    "answer": Field("a text or a number, one", answer_of),
+    "id": optional(ID),
+    "evidence_pages": optional(Field("a list of pages by their names, or an object of what each of them says", evidence_of)),
+    "evidence_boxes": optional(Field("an object of a box, or a list of boxes, for each page by its name", page_boxes_of)),
+}
 METADATA = {"bbox": optional(BOXES)}
 ANSWERS = {"count": "a number", "yesno": "yes or no", "word": "a word"}
 
@@ -400,10 +468,16 @@ def jsonl_records(path: Path, counts: Counter) -> Iterator[dict]:
     """Records of one's own data, a JSON object a line: image (a path, from the file's folder), question, answer, family, and
     any of the box keys of `evidence_boxes`. Raises InputError with the numbers of all bad lines.
     """
-    bad, ids, sizes = [], Counter(), {}
+    sizes: dict = {}
+    yield from good_lines(path, lambda entry, number: line_record(entry, number, path.parent, sizes, counts))
+
+
+def good_lines(path: Path, record_of: Callable[[Any, int], dict]) -> Iterator[dict]:
+    """The records of a file of JSON lines, up to the first bad one. Raises InputError with the numbers of all bad lines."""
+    bad, ids = [], Counter()
     for number, line in json_lines(path):
         try:
-            record = line_record(parse_json(line, "line"), number, path.parent, sizes, counts)
+            record = record_of(parse_json(line, "line"), number)
             ids[record["id"]] += 1
             if ids[record["id"]] > 1:
                 raise InputError(f"id: expected ids that differ; found {record['id']!r} again")
@@ -433,6 +507,50 @@ def line_record(entry: Any, number: int, folder: Path, sizes: dict, counts: Coun
     return record
 
 
+@dataclass(frozen=True)
+class Document:
+    """One's own pages, and what is asked about them."""
+
+    pages: dict[str, Page]  # by their names, in order; their evidence differs from question to question
+    questions: list[dict]  # the fields of DOCUMENT_QUESTION
+
+
+def read_document(folder: Path, counts: Counter) -> Document:
+    """A folder of `pages/`, images that are named by their path in it without its ending, and `questions.jsonl`.
+
+    Raises InputError for what is not there, with the numbers of all bad lines.
+    """
+    paths = sorted(p for p in (folder / "pages").rglob("*") if p.suffix.lower() in PAGE_ENDINGS and not p.name.startswith("."))
+    if not paths:
+        raise InputError(f"{folder / 'pages'}: expected images of pages ({', '.join(PAGE_ENDINGS)}); found none")
+    names = [path.relative_to(folder / "pages").with_suffix("").as_posix() for path in paths]
+    unique(names, folder / "pages", "names of pages without their endings")
+    pages = {name: Page(path, check_image(path, None, counts)) for name, path in zip(names, paths)}
+    questions = list(good_lines(folder / QUESTIONS, lambda entry, number: document_question(entry, number, pages)))
+    if not questions:
+        raise InputError(f"{folder / QUESTIONS}: expected questions; found none")
+    return Document(pages, questions)
+
+
+def document_question(entry: Any, number: int, pages: dict[str, Page]) -> dict:
+    """The fields of one line. Raises InputError without the line's place."""
+    values = fields(entry, DOCUMENT_QUESTION, "line")
+    values["id"] = values["id"] or f"line-{number}"
+    for field in ("evidence_pages", "evidence_boxes"):
+        for name in values[field] or {}:
+            if name not in pages:
+                known = f"the name of one of {len(pages)} pages, as {next(iter(pages))!r}"
+                raise InputError(f"{field}: expected {known}; found {name!r}")
+    if values["evidence_pages"] == {} and not abstains(values["answer"]):
+        raise InputError(f"evidence_pages: expected the pages that tell the answer, {shown(values['answer'])}; found none")
+    boxes = values["evidence_boxes"] or {}
+    clipped = {name: [clip(box, pages[name].size) for box in own] for name, own in boxes.items()}
+    for name, own in clipped.items():
+        if None in own:
+            raise InputError(f"evidence_boxes: box {boxes[name][own.index(None)]} has no area inside page {name!r}")
+    return values | {"evidence_boxes": clipped}
+
+
 def check_gold(answer: str, kind: str) -> None:
     """Raises InputError unless an answer can be read by the parser that will judge by it."""
     try:
@@ -450,28 +568,35 @@ def usable_records(
     max_area: float,
     min_tokens: int,
     counts: Counter,
+    by_boxes: bool = True,
 ) -> Iterator[tuple[dict, Sample]]:
     """Records of a COCO-format folder or a JSONL file that pass the quality filters of A.2, each with its Sample.
 
     grid_of maps an image size (width, height) to the policy's visual-token grid (rows, columns). Of the presence family
     only regions that leave nothing to compare them with are dropped: its reward uses none, and "no" has no box of its own.
-    Every record is counted.
+    Every record is counted. Where the evidence is not found by boxes, none is looked at, and nothing dropped.
     """
     if source.is_file() and source.suffix != ".jsonl":
         raise InputError(f"{source}: expected a COCO folder, or a file of JSON lines that is called .jsonl; found another file")
     for record in (jsonl_records if source.suffix == ".jsonl" else coco_records)(source, counts):
         sample = to_sample(record)
-        boxes = torch.tensor(sample.boxes)
-        tokens = region_size(boxes, sample.size, grid_of)
-        area = ced.union_area(boxes) / math.prod(sample.size)
-        least = 1 if sample.family == "presence" else min_tokens
         counts[f"{sample.family}: asked"] += 1
-        if sample.family != "presence" and not min_area <= area <= max_area:
-            counts[f"{sample.family}: dropped, area fraction outside [{min_area}, {max_area}]"] += 1
-        elif tokens < least:
-            counts[f"{sample.family}: dropped, fewer than {least} visual tokens or all of them"] += 1
+        if by_boxes and not given_boxes(record):
+            counts[f"{sample.family}: without a box, audited at the image's centre (--evidence attributed needs no box)"] += 1
+        if by_boxes and (reason := unfit(sample, grid_of, min_area, max_area, min_tokens)):
+            counts[f"{sample.family}: dropped, {reason}"] += 1
         else:
             yield record, sample
+
+
+def unfit(sample: Sample, grid_of: GridOf, min_area: float, max_area: float, min_tokens: int) -> str:
+    """Why a sample's region is too small or too large to be audited (A.2); "" if it is not."""
+    boxes = torch.tensor(sample.boxes)
+    area = ced.union_area(boxes) / math.prod(sample.size)
+    if sample.family != "presence" and not min_area <= area <= max_area:
+        return f"area fraction outside [{min_area}, {max_area}]"
+    least = 1 if sample.family == "presence" else min_tokens
+    return f"fewer than {least} visual tokens or all of them" if region_size(boxes, sample.size, grid_of) < least else ""
 
 
 def region_size(boxes: torch.Tensor, size: tuple[int, int], grid_of: GridOf) -> int:
@@ -481,11 +606,11 @@ def region_size(boxes: torch.Tensor, size: tuple[int, int], grid_of: GridOf) -> 
 
 
 def load(
-    source: Path, grid_of: GridOf, min_area: float, max_area: float, min_tokens: int
+    source: Path, grid_of: GridOf, min_area: float, max_area: float, min_tokens: int, by_boxes: bool = True
 ) -> tuple[list[Sample], Counter]:
     """Samples of a COCO-format folder or a JSONL file, and what was asked and dropped: see `usable_records`."""
     source, counts = Path(source), Counter()
-    samples = [sample for _, sample in usable_records(source, grid_of, min_area, max_area, min_tokens, counts)]
+    samples = [sample for _, sample in usable_records(source, grid_of, min_area, max_area, min_tokens, counts, by_boxes)]
     if not samples:
         raise InputError(f"{source}: no usable sample; counts: {dict(counts) or 'no annotations'}")
     return samples, counts
@@ -509,7 +634,7 @@ class BalancedSampler:
     """
 
     def __init__(self, samples: Sequence[Sample], seed: int, cursor: int = 0):
-        self.families = [group for f in FAMILIES if (group := [s for s in samples if s.family == f])]
+        self.families = [group for f in FAMILIES + CONTEXTS if (group := [s for s in samples if s.family == f])]
         self.seed, self.cursor = seed, cursor
 
     def draw(self, n: int) -> list[Sample]:

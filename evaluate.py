@@ -4,7 +4,8 @@ the public benchmarks.
 python evaluate.py --run runs/tiny-answer-ced-0 [--split conflict] [--prompts 200] [--json]
 python evaluate.py --run runs/x --benchmarks mathvista mmmu [--source DIR] [--limit N] [--batch-size B]
 python evaluate.py --backbone qwen2.5-vl-7b --benchmarks mathvista mmmu      the frozen base, in runs/qwen2.5-vl-7b-base
-python evaluate.py --score replies.jsonl --benchmark mmmu [--source DIR]     anybody's replies: a line {"id", "response"} each
+python evaluate.py --score replies.jsonl --benchmark mmmu [--source DIR]     anybody's replies: a line {"id", "response"} each,
+                                                                             or a file of lmms-eval, VLMEvalKit or lm_eval
 python evaluate.py --compare runs/*            the runs side by side, as Markdown tables; the first is the base of every gain
 python evaluate.py --table3 [...]              trains every method on the embedded world, and compares them
 """
@@ -18,13 +19,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import harness
+from benchmarks.prompts import LIKE, prompt_of
+from benchmarks.replies import WRITERS, check_writable
 from benchmarks.tasks import benchmark
 from config import Config, InputError, flag, load_config
+from related.documents import load_samples
 from rollout import measure
 from studies import comparison
 from support import ranks
 from support.checkpoint import read_results
-from support.questions import load_samples
 from train import load_policy
 
 
@@ -75,10 +78,14 @@ def compare(runs: Sequence[Path]) -> str:
     return "\n".join(lines)
 
 
-def ask_benchmarks(run: Path | None, backbone: str, names: Sequence[str], asking: harness.Asking, as_json: bool) -> None:
+def ask_benchmarks(args: argparse.Namespace, asking: harness.Asking) -> None:
     """Asks the adapter of a run, or a frozen backbone, and prints each benchmark's scores as soon as they are there."""
-    for name in names:
-        benchmark(name)  # a wrong name is told before any model is loaded
+    run, backbone, names = args.run, args.backbone, args.benchmarks
+    for name in names:  # a wrong name is told before any model is loaded
+        benchmark(name)
+        prompt_of(name, asking.like)
+        if args.replies_as:
+            check_writable(args.replies_as, name)
     config = load_config(run) if run else Config(backbone=backbone)
     policy, out = load_policy(config), run or Path("runs") / f"{Path(backbone).name}-base"
     if run:
@@ -87,9 +94,11 @@ def ask_benchmarks(run: Path | None, backbone: str, names: Sequence[str], asking
     results = {}
     for name in names:
         results[name] = harness.evaluate(policy, name, out, asking, model)
-        if ranks.rank() == 0 and not as_json:
+        if ranks.rank() == 0 and args.replies_as:
+            print(harness.write_file(args.replies_as, name, out, asking), file=sys.stderr)
+        if ranks.rank() == 0 and not args.json:
             print(*([harness.HEADER] if len(results) == 1 else []), harness.table_rows(results[name]), sep="\n", flush=True)
-    if ranks.rank() == 0 and as_json:
+    if ranks.rank() == 0 and args.json:
         print(json.dumps(results))
 
 
@@ -109,8 +118,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--run", type=Path, help="the run directory to evaluate")
-    what.add_argument("--backbone", help="a frozen backbone to evaluate on benchmarks, by name or directory")
-    what.add_argument("--score", type=Path, metavar="FILE", help="replies to score (.jsonl, .json, .tsv, .parquet)")
+    what.add_argument("--backbone", help="a frozen backbone to evaluate on benchmarks: as in train.py")
+    what.add_argument("--score", type=Path, metavar="FILE", help="replies to score (.jsonl, .json, .tsv, .parquet, .xlsx)")
     what.add_argument("--compare", type=Path, nargs="+", metavar="RUN", help="run directories to put side by side")
     what.add_argument("--table3", action="store_true", help="the controlled comparison; `--table3 --help` shows its own flags")
     parser.add_argument("--split", help="one held-out split only (toy: consistent, conflict; COCO: val, probe)")
@@ -124,21 +133,26 @@ def make_parser() -> argparse.ArgumentParser:
     for name, text in {"limit": "so many questions, at random; 0 for all", "batch_size": "prompts read together on each rank",
                        "max_new_tokens": "longest reply"}.items():  # fmt: skip
         asked.add_argument(flag(name), type=int, default=getattr(default, name), help=f"{text} (default: %(default)s)")
+    for name, text in {"min_pixels": "least pixels of an image, after resizing", "max_pixels": "most"}.items():
+        asked.add_argument(flag(name), type=int, help=f"{text} (default: the checkpoint's, or that of --like)")
+    asked.add_argument("--like", choices=LIKE, help="ask in the words of this harness, with images as large as it has them")
+    asked.add_argument("--replies-as", choices=WRITERS, help="also write the replies as this harness writes them")
     asked.add_argument("--instruction", action="store_true", help="also ask for <think> and <answer>, as training does")
     return parser
 
 
 def asking_of(args: argparse.Namespace) -> harness.Asking:
     """How benchmarks are asked. Raises InputError for numbers out of range, and for flags that need others."""
-    for name, least in {"limit": 0, "batch_size": 1, "max_new_tokens": 1}.items():
-        if getattr(args, name) < least:
+    for name, least in {"limit": 0, "batch_size": 1, "max_new_tokens": 1, "min_pixels": 1, "max_pixels": 1}.items():
+        if getattr(args, name) is not None and getattr(args, name) < least:
             raise InputError(f"{flag(name)}: expected at least {least}; found {getattr(args, name)}")
     if args.score and not args.benchmark:
         raise InputError("--score: expected --benchmark NAME with it, the benchmark that was asked")
     if args.backbone and not args.benchmarks:
         raise InputError("--backbone: expected --benchmarks NAME ... with it; a run's own splits are evaluated with --run")
     return harness.Asking(instruction=args.instruction, max_new_tokens=args.max_new_tokens, batch_size=args.batch_size,
-                          source=args.source, limit=args.limit)  # fmt: skip
+                          source=args.source, limit=args.limit, like=args.like, min_pixels=args.min_pixels,
+                          max_pixels=args.max_pixels)  # fmt: skip
 
 
 def act(args: argparse.Namespace) -> None:
@@ -150,7 +164,7 @@ def act(args: argparse.Namespace) -> None:
         result = harness.score_file(args.score, args.benchmark, asking)
         print(json.dumps(result) if args.json else f"{harness.HEADER}\n{harness.table_rows(result)}")
     elif args.benchmarks:
-        ask_benchmarks(args.run, args.backbone, args.benchmarks, asking, args.json)
+        ask_benchmarks(args, asking)
     else:
         scores = evaluate(args.run, args.split, args.prompts)
         if ranks.rank() == 0:

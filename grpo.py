@@ -48,10 +48,14 @@ def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
 def clipped_surrogate(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """−min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A) per token, and where the clip is what counts: both (G, T)."""
+    """−min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A) per token, and where the clip is what counts: both (G, T).
+
+    advantages are one a response, (G,), or one a token, (G, T).
+    """
     ratio = (log_probs - old_log_probs).exp()  # ρ_t: (G, T)
-    free = ratio * advantages[:, None]
-    bound = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages[:, None]
+    advantages = advantages if advantages.dim() == 2 else advantages[:, None]
+    free = ratio * advantages
+    bound = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
     return -torch.minimum(free, bound), bound < free
 
 
@@ -79,7 +83,8 @@ def grpo_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """The loss of a group or of some rows of it, and its statistics `kl` and `clip_fraction`; all of them add up over rows.
 
-    log-probabilities and shares are (rows, T), advantages (rows,). token_weights (rows, T) scale the surrogate, not the KL.
+    log-probabilities and shares are (rows, T), advantages (rows,) or (rows, T). token_weights (rows, T) scale the surrogate,
+    not the KL.
     """
     surrogate, clipped = clipped_surrogate(log_probs, old_log_probs, advantages, clip_low, clip_high)
     if token_weights is not None:

@@ -4,7 +4,8 @@ All G answers of a group, all 1 + K audits and the policy update share one promp
 the prompt is read once into key-value caches, and everything after that computes response tokens only:
 
     vision = policy.encode(image)                     N visual tokens (and DeepStack maps) of one image
-    prefix = policy.read(prompt, vision)              caches of the prompt, one row a version of the image (R rows)
+    prefix = policy.read(prompt, vision)              caches of the prompt, one row a version of the image (R rows);
+                                                      of several images (pages): policy.read(prompt, [vision, …])
     branch = prefix.fork(rows)                        the same caches, row i repeated wherever rows says i
     responses = policy.sample(prefix, G, …)           G answers, log π of each token recorded as it is drawn
     log_probs = policy.log_probs(prefix, ids)         (R, G, T), with gradient through the prompt if grad is on
@@ -33,7 +34,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from huggingface_hub import snapshot_download
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
 from peft import PeftModel
 from PIL import Image
 from torch import Tensor
@@ -64,8 +66,17 @@ BACKBONES = {
     "qwen3.5-9b": "Qwen/Qwen3.5-9B",
 }
 ARCHITECTURES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")  # by the model_type of config.json
+FORM = ("*.json", "*.jinja", "*.txt")  # of a model on the hub, all but the weights
+PATIENCE = 4.0  # seconds to wait for the hub
 POINTER = b"version https://git-lfs"
 INSTRUCTION = "First think inside <think> </think>, then give only the final answer inside <answer> </answer>."
+PAGES_TEMPLATE = (
+    "Answer the question from the images below, in four steps. First look at each image and say inside <observe> </observe> "
+    "which of them may bear on the question. Then, inside <evidence> </evidence>, record on a line for each image what it says "
+    "about the question, as [i]: what it says, or [i]: no relevant information. Then think inside <think> </think>, from the "
+    "evidence that you recorded. Then give only the final answer inside <answer> </answer>; if the evidence does not tell it, "
+    "answer: insufficient to answer. Question: {question}\n{pages}"
+)
 LOGIT_CHUNK = 256  # token positions projected to the vocabulary at a time: (256, 152k) in float32 is 0.16 GB
 STOP_TEST = 4  # tokens between two tests of which answers have ended: sampling's only wait for the device
 
@@ -75,7 +86,7 @@ class Vision:
     """What the language model sees of an image: R versions of each feature map (R, N, D), row 0 the original."""
 
     features: list[Tensor]  # merged visual tokens, then DeepStack maps where the architecture has them
-    grid_thw: Tensor  # (1, 3): the vision tower's patch grid before merging
+    grid_thw: Tensor  # (1, 3), on the CPU: the vision tower's patch grid before merging
     grid: tuple[int, int]  # (rows, columns) of visual tokens after merging; rows · columns = N
 
     def edited(self, features: list[Tensor]) -> "Vision":
@@ -130,7 +141,8 @@ class Responses:
     def split(self, group_size: int) -> list["Responses"]:
         """The responses of each prompt, cut after the longest of them."""
         parts = zip(*(x.split(group_size) for x in (self.ids, self.mask, self.log_probs, self.unit_log_probs)))
-        return [Responses(*(x[:, : int(part[1].sum(-1).max())] for x in part)) for part in parts]
+        longest = self.mask.sum(-1).view(-1, group_size).amax(-1).tolist()
+        return [Responses(*(x[:, :n] for x in part)) for n, part in zip(longest, parts)]
 
 
 # ── what is loaded ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -149,18 +161,47 @@ def door(what: str, source: object) -> Iterator[None]:
         raise InputError(f"{what}: cannot be loaded from {source}: {type(error).__name__}: {first_line(error)}") from error
 
 
-def source_of(name: str) -> str:
-    """Where a backbone is loaded from: its id on the hub, or the directory itself.
+def source_of(name: str, weights: bool = True) -> str:
+    """The folder that a backbone is loaded from; weights=False: it may lack them, where the hub has them.
 
-    Raises InputError, before anything large is read, for a directory that is no model of a known architecture.
+    Raises InputError, before anything large is fetched or read, for what is no model of a known architecture.
     """
-    if name in BACKBONES and name != "tiny":
-        return BACKBONES[name]
-    folder = Path(BACKBONES.get(name, name))
+    source = BACKBONES.get(name, name)
+    on_hub = not Path(source).exists() and re.fullmatch(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?", source)
+    folder = fetch(source, FORM) if on_hub else Path(source)
     if not (folder / "config.json").is_file():
-        raise InputError(
-            f"--backbone: expected one of {', '.join(BACKBONES)}, or a directory with a config.json; found {name!r}"
-        )
+        raise InputError(f"--backbone: expected one of {', '.join(BACKBONES)}, org/name or org/name@revision for a model of "
+                         f"the hub, or a directory with a config.json; found {name!r}")  # fmt: skip
+    check_architecture(folder, name)
+    if on_hub and weights:
+        fetch(source, [*FORM, "*.safetensors"])
+    refuse_pointers(folder)
+    return str(folder)
+
+
+def fetch(source: str, patterns: Sequence[str]) -> Path:
+    """The folder with those files of a model `org/name` or `org/name@revision`, in huggingface_hub's cache; fetched if they are
+    not there. Raises InputError with what the hub has answered, or why it has not, where the cache does not have them either.
+
+    The hub is asked once, with a short patience: transformers would try each file six times, 23 seconds in all.
+    """
+    name, _, revision = source.partition("@")
+    wanted = partial(snapshot_download, name, revision=revision or None, allow_patterns=list(patterns))
+    try:
+        with door(f"--backbone {source}", "the hub"):
+            HfApi().model_info(name, revision=revision or None, timeout=PATIENCE)
+    except InputError as error:
+        try:
+            return Path(wanted(local_files_only=True))
+        except (LocalEntryNotFoundError, ValueError):
+            advice = f"else give a folder, or fetch it where there is a network: `hf download {name}`"
+            raise InputError(f"{error}; {advice}") from error.__cause__
+    with door(f"--backbone {source}", "the hub"):
+        return Path(wanted())
+
+
+def check_architecture(folder: Path, name: str) -> None:
+    """Raises InputError unless config.json is that of a model of a known architecture."""
     config = read_object(folder / "config.json")
     if "model_type" not in config and "backbone" in config:
         raise InputError(f"--backbone {name}: a run of {config['backbone']}, not a model; evaluate it with --run, or write a "
@@ -168,8 +209,6 @@ def source_of(name: str) -> str:
     if config.get("model_type") not in ARCHITECTURES:
         raise InputError(f"--backbone {name}: model_type in its config.json: expected one of {', '.join(ARCHITECTURES)}, "
                          f"vision-language models; found {shown(config.get('model_type'))}")  # fmt: skip
-    refuse_pointers(folder)
-    return str(folder)
 
 
 def refuse_pointers(folder: Path) -> None:
@@ -191,7 +230,9 @@ class Policy:
             raise InputError("--backbone: expected a language head without a bias; `TokenLogProb` knows none")
         self.trunk, self.head = model.model, model.lm_head  # adapters are injected in place, so these stay valid
         self.adapter: PeftModel | None = None
+        self.is_reference = False
         self.device = model.device
+        self.pixels = image_processor.size["shortest_edge"], image_processor.size["longest_edge"]  # the checkpoint's limits
         self.image_token = model.config.image_token_id
         eos = model.generation_config.eos_token_id or model.config.get_text_config().eos_token_id
         eos = set(eos if isinstance(eos, list) else [eos]) | {tokenizer.eos_token_id}  # Qwen has two of them
@@ -200,16 +241,18 @@ class Policy:
 
     @classmethod
     def load(cls, name: str, device: str = "cpu", dtype: torch.dtype | str = torch.float32) -> "Policy":
-        """A backbone by its name in BACKBONES, or from any local directory in transformers format.
+        """A backbone by its name in BACKBONES, by its name on the hub, or from any local directory in transformers format.
 
-        Raises InputError for a name that is neither, and for whatever fails. AutoProcessor is avoided: its video half needs
-        torchvision.
+        Raises InputError for a name that is none of these, and for whatever fails. AutoProcessor is avoided: its video half
+        needs torchvision.
         """
         source = source_of(name)
         model: PreTrainedModel
         found: dict[str, Any]
         with door(f"--backbone {name}", source):
-            model, found = AutoModelForImageTextToText.from_pretrained(source, dtype=dtype, output_loading_info=True)
+            model, found = AutoModelForImageTextToText.from_pretrained(
+                source, dtype=dtype, device_map=device, output_loading_info=True
+            )  # weight by weight to the device: no copy of the model in memory, of which eight ranks would have eight
             if lacking := sorted(map(str, found["missing_keys"])):
                 raise InputError(f"--backbone {name}: {len(lacking)} weights are missing from {source}, as {lacking[0]}")
             tokenizer = AutoTokenizer.from_pretrained(source)
@@ -218,7 +261,7 @@ class Policy:
                                  f"{len(tokenizer)} tokens, without the image token {model.config.image_token_id}")  # fmt: skip
             if not tokenizer.chat_template:
                 raise InputError(f"--backbone {name}: expected a chat template at {source}: an instruction-tuned model has one")
-            return cls(model.to(device), tokenizer, AutoImageProcessor.from_pretrained(source))
+            return cls(model, tokenizer, AutoImageProcessor.from_pretrained(source))
 
     # ── text and image in ──
     def prompt(self, question: str, n_visual: int, thinking: bool = True) -> Tensor:
@@ -226,12 +269,29 @@ class Policy:
         parts = [n_visual, f"{question} {INSTRUCTION}"]
         return torch.tensor(chat_prompt(self.tokenizer, parts, self.image_token, thinking), device=self.device)
 
-    def compose(self, parts: Sequence[str | Image.Image], thinking: bool = True) -> tuple[Tensor, list[Vision]]:
+    def prompt_of_pages(self, question: str, n_visual: Sequence[int], template: str = "") -> Tensor:
+        """Token ids (P,) of the chat prompt for several pages of so many visual tokens each, numbered [1]:, [2]:, …
+
+        template says where {pages} and {question} stand; "" is PAGES_TEMPLATE. No <think> is opened in the prompt: thinking is
+        the third of the four stages.
+        """
+        parts = page_parts(question, n_visual, template)
+        return torch.tensor(chat_prompt(self.tokenizer, parts, self.image_token, thinking=False), device=self.device)
+
+    def compose(
+        self, parts: Sequence[str | Image.Image], thinking: bool = True, system: str = ""
+    ) -> tuple[Tensor, list[Vision]]:
         """The chat prompt (P,) of texts and images in their order, and what the model sees of each image."""
         visions = [self.encode(part) for part in parts if not isinstance(part, str)]
         sizes = iter(v.features[0].shape[1] for v in visions)
         parts = [part if isinstance(part, str) else next(sizes) for part in parts]
-        return torch.tensor(chat_prompt(self.tokenizer, parts, self.image_token, thinking), device=self.device), visions
+        return torch.tensor(chat_prompt(self.tokenizer, parts, self.image_token, thinking, system), device=self.device), visions
+
+    def limit_pixels(self, low: int | None, high: int | None) -> tuple[int, int]:
+        """Sets how many pixels an image has at least and at most, after resizing; None: the checkpoint's limit stays."""
+        low, high = low or self.pixels[0], high or self.pixels[1]
+        self.image_processor.size = {"shortest_edge": low, "longest_edge": high}
+        return low, high
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """The grid (rows, columns) of visual tokens that an image of size (width, height) gets: see `token_grid`."""
@@ -242,22 +302,25 @@ class Policy:
 
         No gradient: the vision tower is frozen.
         """
-        batch = self.image_processor(images=[image], return_tensors="pt").to(self.device)
+        batch = self.image_processor(images=[image], return_tensors="pt")
         grid_thw, merge = batch["image_grid_thw"], self.image_processor.merge_size
         with torch.no_grad():
-            out = self.trunk.get_image_features(batch["pixel_values"], grid_thw)
+            out = self.trunk.get_image_features(batch["pixel_values"].to(self.device), grid_thw.to(self.device))
         maps = [out.pooler_output, *(getattr(out, "deepstack_features", None) or [])]  # each a tuple, one entry an image
         rows, columns = (int(side) // merge for side in grid_thw[0, 1:])
         return Vision([m[0][None] for m in maps], grid_thw, (rows, columns))
 
     # ── the prompt, read once ──
-    def read(self, prompt: Tensor, vision: Vision) -> Prefix:
-        """One forward over the prompt (P,) with each of the R versions of its image."""
-        n, rows = int((prompt == self.image_token).sum()), len(vision.features[0])
-        if n != vision.features[0].shape[1]:
-            raise ValueError(f"the prompt holds {n} image tokens, the image has {vision.features[0].shape[1]}")
-        position_ids = self.positions(prompt, [vision]).expand(-1, rows, -1)
-        return self._read(prompt.expand(rows, -1), position_ids, [list(m) for m in vision.features])
+    def read(self, prompt: Tensor, vision: Vision | Sequence[Vision]) -> Prefix:
+        """One forward over the prompt (P,) with each of the R versions of its image, or of its pages in their order."""
+        pages = [vision] if isinstance(vision, Vision) else vision
+        n, visual = int((prompt == self.image_token).sum()), sum(page.features[0].shape[1] for page in pages)
+        if n != visual:
+            raise ValueError(f"the prompt holds {n} image tokens, the image has {visual}")
+        rows = len(pages[0].features[0])
+        position_ids = self.positions(prompt, pages).expand(-1, rows, -1)
+        maps = zip(*(page.features for page in pages))  # of each kind of map, those of every page, (R, N, D) each
+        return self._read(prompt.expand(rows, -1), position_ids, [[m[r] for r in range(rows) for m in kind] for kind in maps])
 
     def read_batch(self, prompts: Sequence[tuple[Tensor, list[Vision]]]) -> Prefix:
         """One forward over B different prompts, each with its images: row b is what `read` gives for prompt b alone.
@@ -267,17 +330,21 @@ class Policy:
         """
         pad_left = partial(pad_sequence, batch_first=True, padding_side="left")
         ids = pad_left([ids for ids, _ in prompts], padding_value=self.pad_id)  # (B, P)
-        mask = pad_left([torch.ones_like(ids) for ids, _ in prompts])
+        mask = pad_left([torch.ones_like(ids) for ids, _ in prompts]) if len({len(ids) for ids, _ in prompts}) > 1 else None
         positions = [self.positions(*prompt)[:, 0].T for prompt in prompts]  # each (P_b, 3)
         position_ids = pad_left(positions).permute(2, 0, 1)  # (3, B, P)
         maps = zip(*([m[0] for m in vision.features] for _, visions in prompts for vision in visions))
-        return self._read(ids, position_ids, [list(m) for m in maps], None if mask.all() else mask)
+        return self._read(ids, position_ids, [list(m) for m in maps], mask)
 
     def positions(self, prompt: Tensor, visions: Sequence[Vision]) -> Tensor:
-        """M-RoPE positions (3, 1, P) of a prompt (P,) without padding, with its images in their order."""
-        types = (prompt == self.image_token).int()[None]
+        """M-RoPE positions (3, 1, P) of a prompt (P,) without padding, with its images in their order.
+
+        Counted on the CPU: transformers asks for a dozen numbers one by one, each a wait for the device.
+        """
+        ids = prompt.cpu()[None]
         grids = torch.cat([vision.grid_thw for vision in visions]) if visions else None
-        return self.trunk.get_rope_index(prompt[None], mm_token_type_ids=types, image_grid_thw=grids)[0]
+        types = (ids == self.image_token).int()
+        return self.trunk.get_rope_index(ids, mm_token_type_ids=types, image_grid_thw=grids)[0].to(self.device)
 
     def _read(self, ids: Tensor, position_ids: Tensor, maps: list[list[Tensor]], mask: Tensor | None = None) -> Prefix:
         """maps: the visual tokens of all images in row order, each (N, D); then the DeepStack maps in the same way."""
@@ -298,6 +365,8 @@ class Policy:
         mask = branch.mask
         if mask is not None:  # of all that is in the cache, and of the new tokens
             mask = torch.cat([mask, mask.new_ones(len(ids), start + ids.shape[1])], dim=1)
+            if ids.shape[1] == 1:  # one token sees all of it; given whole, transformers does not read it, a wait a token
+                mask = mask[:, None, None].bool()
         out = self.trunk(
             input_ids=ids,
             attention_mask=mask,
@@ -343,7 +412,7 @@ class Policy:
         ended, branch = torch.zeros_like(live, dtype=torch.bool), prefix.fork(live // group_size)
         hidden = branch.hidden
         for t in range(max_new_tokens):
-            logits = self.head(hidden).float()  # (n, V)
+            logits = project(hidden, self.head.weight)  # (n, V)
             unit = logits.log_softmax(-1)
             log_p = unit if temperature in (0, 1) else (logits / temperature).log_softmax(-1)
             if temperature:
@@ -355,10 +424,10 @@ class Policy:
             ended = ended | torch.isin(token, self.eos_ids)
             if t + 1 == max_new_tokens:
                 return
-            if (t + 1) % STOP_TEST == 0 and ended.any():
-                going = (~ended).nonzero()[:, 0]
-                if not len(going):
-                    return
+            going = (~ended).nonzero()[:, 0] if (t + 1) % STOP_TEST == 0 else live
+            if not len(going):
+                return
+            if len(going) < len(live):
                 branch, live, token, ended = branch.fork(going), live[going], token[going], ended[going]
             hidden = self.step(branch, token[:, None], t)[:, 0]
 
@@ -375,7 +444,7 @@ class Policy:
         scored = torch.ones_like(ids) if scored is None else scored.to(ids)
         scored = torch.zeros_like(distinct).index_add(0, back, scored) > 0  # what any of the identical ones asks for
         versions, n = len(prefix.hidden), len(distinct)
-        pairs = torch.cartesian_prod(torch.arange(versions), torch.arange(n)).to(self.device)  # (R · n, 2)
+        pairs = torch.cartesian_prod(*(torch.arange(k, device=self.device) for k in (versions, n)))  # (R · n, 2)
         parts = [
             self._log_probs(prefix.fork(row), distinct[i], temperature, scored[i])
             for row, i in (chunk.unbind(1) for chunk in pairs.split(max_rows or len(pairs)))
@@ -384,7 +453,8 @@ class Policy:
 
     def _log_probs(self, branch: Prefix, ids: Tensor, temperature: float, scored: Tensor) -> Tensor:
         hidden = self.states(branch, ids)
-        chunks = zip(hidden[scored].split(LOGIT_CHUNK), ids[scored].split(LOGIT_CHUNK))
+        where = scored.nonzero(as_tuple=True)
+        chunks = zip(hidden[where].split(LOGIT_CHUNK), ids[where].split(LOGIT_CHUNK))
         log_p = [TokenLogProb.apply(h, self.head.weight, y, temperature) for h, y in chunks]
         return torch.zeros(ids.shape, device=self.device).masked_scatter(scored, torch.cat(log_p))  # (rows, T)
 
@@ -429,19 +499,40 @@ class Policy:
             warnings.filterwarnings("error", ".*missing adapter keys")  # PEFT would go on with random ones
             self.adapter = PeftModel.from_pretrained(self.model, str(folder))
 
-    def reference(self) -> contextlib.AbstractContextManager:
-        """Within it, the policy is the reference: the same weights with the adapter switched off."""
-        return self.adapter.disable_adapter()
+    @contextlib.contextmanager
+    def reference(self) -> Iterator[None]:
+        """Within it, the policy is the reference: the same weights with the adapter, if there is one, switched off. Within
+        itself it changes nothing (PEFT's own would switch the adapter on again at the end of the inner one)."""
+        if self.adapter is None or self.is_reference:
+            yield
+            return
+        self.is_reference = True
+        try:
+            with self.adapter.disable_adapter():
+                yield
+        finally:
+            self.is_reference = False
 
     def decode(self, ids: Sequence[int] | Tensor) -> str:
         """The text of token ids, special tokens included."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def chat_prompt(tokenizer: PreTrainedTokenizerBase, parts: Sequence[str | int], image_token: int, thinking: bool) -> list[int]:
+def page_parts(question: str, n_visual: Sequence[int], template: str = "") -> list[str | int]:
+    """The parts of a prompt about pages of so many visual tokens each, for `chat_prompt`: see `Policy.prompt_of_pages`."""
+    before, _, after = (template or PAGES_TEMPLATE).partition("{pages}")
+    numbered = [part for i, n in enumerate(n_visual, start=1) for part in (f"[{i}]:", n)]
+    parts = [before.replace("{question}", question), *numbered, after.replace("{question}", question)]
+    return [part for part in parts if part]
+
+
+def chat_prompt(
+    tokenizer: PreTrainedTokenizerBase, parts: Sequence[str | int], image_token: int, thinking: bool, system: str = ""
+) -> list[int]:
     """Token ids of a chat prompt of texts and images in their order; an image is given by how many visual tokens it has.
 
     thinking matters to templates that know it (Qwen3.5's prompt ends in an open <think>, or else in an empty closed one).
+    system is the system message; without it the template may have one of its own (Qwen2.5-VL's has).
     A text stays a text, though it hold `<|image_pad|>`: it has a stand-in in the template, which is then cut there, and is
     encoded on its own, where the names of special tokens mean nothing.
     """
@@ -449,8 +540,9 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, parts: Sequence[str | int], 
     stand_ins = iter(texts)
     shape = [next(stand_ins) if isinstance(part, str) else part for part in parts]
     content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in shape]
+    messages = [{"role": "system", "content": [{"type": "text", "text": system}]}] if system else []
     rendered = tokenizer.apply_chat_template(
-        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False, enable_thinking=thinking
+        [*messages, {"role": "user", "content": content}], add_generation_prompt=True, tokenize=False, enable_thinking=thinking
     )
     sizes, ids = iter(part for part in parts if not isinstance(part, str)), []
     for piece in re.split("(\ue000\\d+\ue001)", rendered):
@@ -491,6 +583,19 @@ def draw(log_p: Tensor, u: Tensor) -> Tensor:
     return torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0].clamp(max=log_p.shape[1] - 1)
 
 
+def project(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Logits W h, (…, D), (V, D) → (…, V), in float32: factors of bfloat16, but products that are summed and kept in float32.
+
+    Rounded to bfloat16 they would say little: 24 is followed by 24.125. Without gradient on a GPU. A CPU has no such product;
+    there the head is copied to float32.
+    """
+    if hidden.dtype == torch.float32:
+        return F.linear(hidden, weight)
+    if hidden.device.type == "cpu":
+        return F.linear(hidden.float(), weight.float())
+    return torch.mm(hidden.flatten(0, -2), weight.T, out_dtype=torch.float32).unflatten(0, hidden.shape[:-1])
+
+
 class TokenLogProb(torch.autograd.Function):
     """log π of tokens y given the hidden states that predict them, (n, D), (V, D), (n,) → (n,), for a frozen head W.
 
@@ -500,7 +605,7 @@ class TokenLogProb(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        logits = F.linear(hidden, weight).float().div_(temperature)  # (n, V)
+        logits = project(hidden, weight).div_(temperature)  # (n, V)
         chosen, top = logits.gather(1, targets[:, None]), logits.amax(-1, keepdim=True)
         p = logits.sub_(top).exp_()  # in place, as all below: V is large
         total = p.sum(-1, keepdim=True)
@@ -532,8 +637,7 @@ def merge(run: Path, out: Path) -> None:
     policy.load_adapter(run / "adapter")
     make_folder(out, "OUT")
     policy.adapter.merge_and_unload().save_pretrained(out)
-    source = source_of(backbone)
-    folder = Path(source) if Path(source).is_dir() else Path(snapshot_download(source, allow_patterns=COPIED))
+    folder = Path(source_of(backbone, weights=False))
     for path in [path for pattern in COPIED for path in folder.glob(pattern)]:
         shutil.copy(path, out / path.name)
     print(f"wrote {out}")

@@ -22,6 +22,7 @@ import json
 import math
 import re
 import struct
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,6 +109,19 @@ def parse_tsv(text: str, place: object) -> list[dict[str, str]]:
         return list(csv.DictReader(io.StringIO(text, newline=""), delimiter="\t", restkey="surplus"))
     except csv.Error as error:
         raise InputError(f"{place}: not a table with tabs: {error}") from error
+
+
+def read_xlsx(path: Path) -> list[dict[str, Any]]:
+    """The rows of a workbook's first sheet, by the names in its first line. Raises InputError, also without openpyxl."""
+    try:
+        import openpyxl  # no requirement: only VLMEvalKit's predictions come so
+    except ImportError as error:
+        raise InputError(f"{path}: reading .xlsx takes openpyxl: run `pip install openpyxl`, or save it as .tsv") from error
+    try:
+        header, *rows = openpyxl.load_workbook(path, read_only=True, data_only=True).worksheets[0].iter_rows(values_only=True)
+    except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path}: not a workbook: {first_line(error)}") from error
+    return [dict(zip(header, row)) for row in rows if any(cell is not None for cell in row)]
 
 
 # ── 2. entries → fields ─────────────────────────────────────────────────────────────────────────────────────────────

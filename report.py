@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -14,23 +15,26 @@ from answers import answer_text
 from config import Config
 from methods import rewards_of
 from models import Policy
-from rollout import Group, Judgement, judge, sample_group, seeded
+from related.rs_grpo import CHANNELS, Scoped
+from rollout import Group, Judgement, evidence_boxes, judge, sample_group, seeded
 from support import pictures
 from toy import world
 
 
 # ── a step's row of the log ─────────────────────────────────────────────────────────────────────────────────────────
-def describe(group: Group, judgement: Judgement, rewards: Tensor, config: Config) -> dict:
+def describe(group: Group, judgement: Judgement, rewards: Tensor | Scoped, config: Config) -> dict:
     """What one group's answers were worth, the within-group statistics of Table 1 and A.8, and what its null regions were:
     how many of the K are the evidence moved (`placed`), and their tokens relative to the evidence's (`null_tokens`).
 
     Between margin and gradient stand the mean gate g(m) of the audited answers and the number of distinct texts: a group of
     one text teaches nothing, however many answers it holds.
     """
+    channels = dict(zip(CHANNELS, rewards.rewards.mean(1).tolist())) if isinstance(rewards, Scoped) else {}
+    rewards = rewards.mean() if isinstance(rewards, Scoped) else rewards
     constant, m = bool(rewards.max() == rewards.min()), judgement.m[judgement.audited]
     return {
         "family": group.sample.family,
-        "margin": float(m.mean()) if len(m) else None,
+        "margin": fmean(m.tolist()) if len(m) else None,
         "gate": float(ced.evidence_gate(m, config.tau_g).mean()) if len(m) else None,
         "distinct": float(len(set(group.texts))),
         "reward": float(rewards.mean()),
@@ -41,10 +45,11 @@ def describe(group: Group, judgement: Judgement, rewards: Tensor, config: Config
         "same_answer_different_reward": float(tells_apart(group.texts, rewards)),
         "inversions": inversions(judgement.correct, rewards),
         "placed": float(len(judgement.null_boxes)),
-        "null_tokens": float(judgement.masks[1:].sum(-1).float().mean() / judgement.masks[0].sum()),
+        "null_tokens": float(judgement.masks[1:].sum(-1).float().mean() / judgement.masks[0].sum().clamp(min=1)),
         "unparsed": float((~judgement.parsed).float().mean()),
         "response_length": float(group.responses.mask.sum(-1).float().mean()),
         "look_share": fmean(map(world.looks, group.texts)),
+        **channels,
     }
 
 
@@ -58,6 +63,20 @@ def means(rows: Sequence[dict]) -> dict:
     found = {name: [row[name] for row in rows if row[name] is not None] for name in names}
     means = {name: fmean(values) if values else None for name, values in found.items()}
     return means | {"margin": {f: fmean(m) for f, m in margins.items()}}
+
+
+def waits(seconds: Sequence[dict[str, float]]) -> dict:
+    """Each rank's seconds of a step by part, `wait` being part of `learn`; and the share of all ranks' time that it is."""
+    if len(seconds) == 1:
+        return {"idle": 0.0}
+    spent = sum(s for own in seconds for part, s in own.items() if part != "wait")
+    return {"idle": sum(own["wait"] for own in seconds) / spent, "ranks": list(seconds)}
+
+
+def mean_idle(out: Path) -> float:
+    """The mean over a run's steps of the share of time that its ranks waited for the slowest."""
+    rows = [json.loads(line) for line in (out / "log.jsonl").open()]
+    return fmean(row["idle"] for row in rows if "idle" in row)  # rows of older code have none
 
 
 def tells_apart(texts: Sequence[str], rewards: Tensor) -> bool:
@@ -74,16 +93,24 @@ def inversions(correct: Tensor, rewards: Tensor) -> float:
     return float((right[:, None] <= wrong[None]).float().mean()) if len(right) and len(wrong) else 0.0
 
 
+def progress(row: dict, config: Config) -> dict[str, str]:
+    """What the progress bar shows of a step's row. Tokens are those that all ranks have sampled."""
+    tokens = row["response_length"] * config.group_size * config.prompts_per_step
+    shown = {name: f"{row[name]:.2f}" for name in ("reward", "accuracy", "look_share", "kl")}
+    return shown | {"tokens/s": f"{tokens / sum(row['seconds'].values()):.0f}"}
+
+
 # ── a run's pictures and table ──────────────────────────────────────────────────────────────────────────────────────
 def draw(policy: Policy, samples: list[data.Sample], config: Config, out: Path) -> None:
-    """Draws the run's two pictures into its directory: the curves of its log, and audits of its answers."""
+    """Draws the run's two pictures into its directory: the curves of its log, and audits of what the policy answers now."""
     pictures.learning_curves([json.loads(line) for line in (out / "log.jsonl").open()], out / "learning_curves.png")
-    with policy.reference():
-        pictures.audit_sheet(audit_examples(policy, samples, config), out / "audit_sheet.png")
+    if examples := audit_examples(policy, samples, config):
+        pictures.audit_sheet(examples, out / "audit_sheet.png")
 
 
 def audit_examples(policy: Policy, samples: list[data.Sample], config: Config) -> list[pictures.Example]:
-    """One group of each family, with the two answers of it to show: alike in what they say, furthest apart in reward."""
+    """One group of each family, with the two answers of it to show: alike in what they say, furthest apart in reward. Of
+    questions about several pages none is shown."""
     examples = []
     for family in data.FAMILIES:
         for sample in [s for s in samples if s.family == family][:1]:
@@ -98,8 +125,8 @@ def example_of(group: Group, judgement: Judgement, rewards: Tensor, config: Conf
     """A judged group as the pictures show it."""
     j = judgement
     return pictures.Example(
-        group.sample, group.vision.grid, j.masks, j.null_boxes, group.texts,
-        j.correct, j.audited, j.s, j.m, ced.evidence_gate(j.m, config.tau_g), rewards,
+        replace(group.sample, boxes=evidence_boxes(group.sample, config)), group.vision.grid, j.masks, j.null_boxes,
+        group.texts, j.correct, j.audited, j.s, j.m, ced.evidence_gate(j.m, config.tau_g), rewards,
     )  # fmt: skip
 
 

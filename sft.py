@@ -39,15 +39,13 @@ def batch_of(examples: Sequence[tuple[Tensor, Tensor]], pad_id: int) -> tuple[Te
     return pad_sequence(ids, True, pad_id), pad_sequence(weights, True, 0.0)
 
 
-def hidden_states(policy: Policy, vision: Vision, ids: Tensor) -> Tensor:
-    """The last hidden states (B, L, D) of rows ids (B, L), each with one image: vision holds their maps (B, N, D)."""
-    types, grids = (ids == policy.image_token).int(), vision.grid_thw.expand(len(ids), 3)
+def hidden_states(policy: Policy, vision: Vision | None, ids: Tensor) -> Tensor:
+    """The last hidden states (B, L, D) of rows ids (B, L), each with one image, whose maps are (B, N, D), or none."""
+    types, grids = (ids == policy.image_token).int(), vision.grid_thw.expand(len(ids), 3) if vision else None
     positions, _ = policy.trunk.get_rope_index(ids, mm_token_type_ids=types, image_grid_thw=grids)
-    maps = [list(m) for m in vision.features]
-    image = SimpleNamespace(pooler_output=maps[0], deepstack_features=maps[1:])
-    return policy.trunk(
-        input_ids=ids, position_ids=positions, mm_encoder_outputs={"image": image}, use_cache=False
-    ).last_hidden_state
+    maps = [list(m) for m in vision.features] if vision else []
+    image = {"image": SimpleNamespace(pooler_output=maps[0], deepstack_features=maps[1:])} if maps else None
+    return policy.trunk(input_ids=ids, position_ids=positions, mm_encoder_outputs=image, use_cache=False).last_hidden_state
 
 
 def response_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:

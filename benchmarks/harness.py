@@ -26,7 +26,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from benchmarks import prompts as wordings
 from benchmarks import tasks
+from benchmarks.replies import read_replies, write_replies
 from benchmarks.tasks import BENCHMARKS, LIKELIHOODS, Row, benchmark, to_rows
 from config import InputError
 from models import INSTRUCTION, Policy, Responses
@@ -34,6 +36,8 @@ from reading import OBJECT, fields, read_json, read_object
 from support import ranks
 from support.checkpoint import write_whole
 from support.stats import interval, paired_bootstrap
+
+PIXELS = ("min_pixels", "max_pixels")
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,9 @@ class Asking:
     batch_size: int = 8
     source: Path | None = None  # a folder of local files; None: the hub
     limit: int = 0  # questions, 0 for all
+    like: str | None = None  # the harness whose wording and limits of pixels are taken: see prompts.py
+    min_pixels: int | None = None  # of an image, after resizing; None: the harness's, or the checkpoint's
+    max_pixels: int | None = None
 
 
 # ── 1. rows ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -71,11 +78,17 @@ def fetch(name: str) -> tuple[Path, str]:
         raise InputError(f"{name}: {error}") from error
 
 
-def load_rows(name: str, asking: Asking) -> tuple[list[Row], str]:
-    """The benchmark's rows, and their revision. Rows may lack what they ask about: see `askable`."""
+def raw_rows(name: str, asking: Asking) -> tuple[list[dict], str]:
+    """The benchmark's raw rows, and their revision."""
     benchmark(name)
     folder, revision = (asking.source, "local files") if asking.source else fetch(name)
-    return choose(to_rows(name, tasks.find_rows(name, folder)), asking.limit), revision
+    return tasks.find_rows(name, folder), revision
+
+
+def load_rows(name: str, asking: Asking) -> tuple[list[Row], str]:
+    """The benchmark's rows, and their revision. Rows may lack what they ask about: see `askable`."""
+    raws, revision = raw_rows(name, asking)
+    return choose(to_rows(name, raws, asking.like), asking.limit), revision
 
 
 def choose(rows: Sequence[Row], limit: int) -> list[Row]:
@@ -101,15 +114,26 @@ def prompt_of(policy: Policy, row: Row, asking: Asking) -> tuple:
     """The row's prompt and its images, as `Policy.compose` makes them. Raises InputError, naming the row."""
     parts = tasks.content(row) + ([f" {INSTRUCTION}"] if asking.instruction else [])
     try:
-        return policy.compose(parts, asking.thinking)
+        return policy.compose(parts, asking.thinking, row.system)
     except ValueError as error:  # the processor's: an image of an extreme shape
         raise InputError(f"row {row.id}: {error}") from error
 
 
+def limit_pixels(policy: Policy, asking: Asking) -> tuple[int, int]:
+    """Sets the limits of pixels that are asked for, and returns those that hold. Raises InputError."""
+    architecture = policy.model.config.model_type
+    both = asking.min_pixels and asking.max_pixels
+    like = wordings.pixels_like(asking.like, architecture) if asking.like and not both else (None, None)
+    low, high = policy.limit_pixels(asking.min_pixels or like[0], asking.max_pixels or like[1])
+    if low > high:
+        raise InputError(f"--min-pixels {low}: expected at most --max-pixels, which is {high}")
+    return low, high
+
+
 def texts_of(policy: Policy, responses: Responses) -> list[str]:
     """Sampled responses as texts, without the token that ends them."""
-    said = responses.mask & ~torch.isin(responses.ids, policy.eos_ids)
-    return [policy.decode(ids[own]).strip() for ids, own in zip(responses.ids, said)]
+    said = (responses.mask & ~torch.isin(responses.ids, policy.eos_ids)).cpu()
+    return [policy.decode(ids[own]).strip() for ids, own in zip(responses.ids.cpu(), said)]
 
 
 def replies(policy: Policy, prompts: Sequence[tuple], max_new_tokens: int) -> list[str]:
@@ -180,6 +204,7 @@ def evaluate(policy: Policy, name: str, out: Path, asking: Asking, model: str) -
     found, revision = load_rows(name, asking)
     rows, path = askable(name, found), out / "benchmarks" / f"{name}.json"
     settings = {key: getattr(asking, key) for key in ("thinking", "instruction", "max_new_tokens")}
+    settings |= dict(zip(PIXELS, limit_pixels(policy, asking))) | {"prompt": wordings.prompt_of(name, asking.like).whose}
     settings |= {"model": model, "revision": revision}
     claim(path, settings)
     bench, answer = benchmark(name), partial(respond, policy, asking=asking)
@@ -221,32 +246,54 @@ def ask_all(
 
 
 def score_file(path: Path, name: str, asking: Asking) -> dict:
-    """The score of anybody's replies: rows of `id` and `response` in a file. Raises InputError, naming ids."""
-    found, revision = load_rows(name, asking)
-    replies = tasks.read_rows(path)
-    replied = {str(reply.get("id")) for reply in replies}
-    rows = [row for row in found if not row.lacks or row.id in replied]
-    result = tasks.score(name, rows, tasks.align(rows, replies))
-    return result | {"revision": revision, "not_asked": len(found) - len(rows)}
+    """The score of anybody's replies, in any of the formats of replies.py. Raises InputError, naming ids."""
+    raws, revision = raw_rows(name, asking)
+    rows = to_rows(name, raws)
+    replied, form = read_replies(path, name, raws, rows)
+    chosen = choose(rows, asking.limit)
+    own = [row for row in chosen if row.id in replied]
+    result = tasks.score(name, own, [replied[row.id] for row in own])
+    without = len(chosen) - len(own)
+    return result | {"revision": revision, "not_asked": 0, "not_asked" if form.whole else "not_given": without}
+
+
+def write_file(tool: str, name: str, out: Path, asking: Asking) -> Path:
+    """The replies of a run to a benchmark, as another tool writes them, beside the run's own."""
+    own = {key: reply["response"] for key, reply in written(out / "benchmarks" / f"{name}.jsonl").items()}
+    path = out / "benchmarks" / f"{name}_{tool}.{'tsv' if tool == 'vlmevalkit' else 'jsonl'}"
+    write_replies(tool, name, raw_rows(name, asking)[0], own, path)
+    return path
 
 
 # ── 3. tables ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 HEADER = """\
-| benchmark | metric | score | 95 % interval | N | of | unparsable | rule | split | revision |
-|---|---|---|---|---|---|---|---|---|---|"""
+| benchmark | metric | score | 95 % interval | N | of | unparsable | rule | split | revision | prompt | pixels |
+|---|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def table_rows(result: dict) -> str:
-    """A line a metric, the score first. `of` is the score's N on the whole split."""
+    """A line a metric, the score first, then a line a part of each breakdown. `of` is the score's N on the whole split."""
+    name, asked = result["benchmark"], result.get("settings", {})
+    pixels = "–".join(str(asked[key]) for key in PIXELS) if asked and name in wordings.PROMPTS else "–"
+    told = [str(result[key]) for key in ("unparsable", "rule", "split", "revision")] + [asked.get("prompt", "–")]
     lines = []
     for which, m in result["metrics"].items():
-        whole, low, high = result["expected_n"] if which == result["metric"] else "", *(100 * x for x in m["interval"])
-        lines.append(f"| {result['benchmark']} | {which} | {100 * m['value']:.2f} | {low:.2f}–{high:.2f} | {m['n']} | {whole} "
-                     f"| {result['unparsable']} | {result['rule']} | {result['split']} | {result['revision']} |")
-    if result["not_asked"]:
-        lines.append(f"| {result['benchmark']} | *rows not asked, being incomplete: {result['not_asked']}* |" + " |" * 8)
+        whole = str(result["expected_n"]) if which == result["metric"] else ""
+        lines.append(line_of(name, [which, *numbers(m), whole, *told], pixels))
+    for breakdown, parts in result["by"].items():
+        lines += [line_of(name, [f"{breakdown}: {part}", *numbers(m), *[""] * 6], "") for part, m in parts.items()]
+    for key, what in {"not_asked": "rows not asked, being incomplete", "not_given": "rows without a reply in the file",
+                      "last_resort": "verdicts from a last resort"}.items():
+        if result.get(key):
+            lines.append(f"| {name} | *{what}: {result[key]}* |" + " |" * 10)
     return "\n".join(lines)
+
+
+def numbers(m: dict) -> list[str]:
+    """Value, interval and N as cells."""
+    low, high = (100 * x for x in m["interval"])
+    return [f"{100 * m['value']:.2f}", f"{low:.2f}–{high:.2f}", str(m["n"])]
 
 
 def scores_of(run: Path) -> dict[str, dict]:
@@ -258,6 +305,10 @@ def scores_of(run: Path) -> dict[str, dict]:
 
 def gain(name: str, base: dict, result: dict) -> tuple[float, np.ndarray]:
     """The gain over the base on the same questions, and its bootstrap draws. Raises InputError for other questions."""
+    for key in ("prompt", *PIXELS) if name in wordings.PROMPTS else ():
+        before, after = (scores.get("settings", {}).get(key) for scores in (base, result))
+        if before != after:
+            raise InputError(f"{name}: the runs were asked in different ways ({key} {before} and {after}); evaluate both alike")
     if base["asked"] != result["asked"] or base["metric"] != result["metric"]:
         raise InputError(f"{name}: the runs were asked different questions ({base['n']} and {result['n']}), which cannot be "
                          "paired; evaluate both with the same --source and --limit")

@@ -34,7 +34,7 @@ from benchmarks import harness, tasks
 from benchmarks.harness import Asking
 from benchmarks.tasks import Row
 from config import Config, InputError, flag, load_config
-from models import Policy, Vision, chat_prompt, seeded
+from models import Policy, Vision, chat_prompt, project, seeded
 from related.evpv import (
     HOW,
     Triple,
@@ -125,7 +125,8 @@ def prompted_u(policy: Policy, visions: Sequence[Vision], question: str, steps: 
     yes, no = (first_tokens(policy, [w, w.title(), f" {w}", f" {w.title()}"]) for w in ("yes", "no"))
     for start in range(0, len(prompts), batch_size):
         with torch.inference_mode():
-            logits = policy.head(policy.read_batch(prompts[start : start + batch_size]).hidden).float()  # (n, V)
+            hidden = policy.read_batch(prompts[start : start + batch_size]).hidden
+            logits = project(hidden, policy.head.weight)  # (n, V)
         u += (logits[:, yes].logsumexp(-1) - logits[:, no].logsumexp(-1)).sigmoid().tolist()
     return u
 
@@ -341,6 +342,7 @@ def make_parser() -> argparse.ArgumentParser:
         one.add_argument("--limit", type=int, default=0, help="so many questions, at random; 0 for all")
         one.add_argument("--batch-size", type=int, default=default.batch_size, help="prompts read together on each rank")
         one.add_argument("--max-new-tokens", type=int, default=default.max_new_tokens, help="longest reply")
+        one.add_argument("--debug", action="store_true", help="show where an error of the input was met")
     bench_, best_ = commands.choices["bench"], commands.choices["best-of-n"]
     bench_.add_argument("--source", type=Path, metavar="DIR", help="test.jsonl and its images, instead of the hub")
     best_.add_argument("--data", required=True, help="a COCO-format folder or a JSONL file: see data.py")
@@ -378,7 +380,7 @@ def act(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input."""
     args = make_parser().parse_args(argv)
-    return ranks.command("benchmarks.processbench", partial(act, args))
+    return ranks.command("benchmarks.processbench", partial(act, args), args.debug)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ replies can be judged by it. All scores are shares in [0, 1].
     kind        what a reply must give                         when it is right
     count       a number                                       the number is the same
     yesno       yes | no                                       the word is the same
-    mcq         one option, by its letter or by its text       the letter is the same
+    mcq, mmmu   one option, by its letter or by its text       the letter is the same
     word        a text                                         it is the same without case and punctuation
     pair        rows and columns                               both numbers are, in this order
     open        MMMU's free answers: a number, or a text       it is any gold: the number rounded to 2 places; a text gold
@@ -21,63 +21,51 @@ replies can be judged by it. All scores are shares in [0, 1].
 The first four are read by `answers.py`, whose table says where in a reply the value is looked for. **Unreadable is
 wrong, never a guess**, and is counted (`unparsable`). So scores differ from those of harnesses that draw a random letter
 (MMMU), fall back to D (FREAK) or take the nearest option (MathVista), and from those that ask a GPT judge
-(HallusionBench, MMBench). The prompts are those of VLMEvalKit, lmms-eval and lm-evaluation-harness, with one answer format
-a kind. Which subsets, prompts and judges the paper used is not known: compare scores only at the same N.
+(HallusionBench, MMBench). Each prompt is that of a harness, to the character: `prompts.py` says whose. Which
+subsets, prompts and judges the paper used is not known: compare scores only at the same N.
 
 Where the harnesses disagree:
-* HallusionBench: scored on all questions given, 1,129 or 951, and on the 951 that have an image.
-* VLMsAreBlind: braces are welcome, not required; a circled letter is compared without case, since no image offers both.
+* HallusionBench: the score is of the 951 questions with an image, as in VLMEvalKit and lmms-eval. `_official` is of all 1,129,
+  where an unclear reply to one of the 178 whose figure is not given is right, as in the official code.
+* VLMsAreBlind: `task_mean` is over lmms-eval's eight tasks: the two kinds of grids are one. Braces are welcome, not required;
+  a circled letter is compared without case, since no image offers both.
 * FREAK: the right answer is always stored first, so each question is asked in 6 orders. Free-form items need a judge:
   `fib_exact` is their exact match, and no part of the score.
 * MathVista: the official normal form is kept, so 7.9 passes for 7 (it is truncated), and 2.5454 fails for a gold of 2.54
   (it is rounded). `official` is the official code's verdict on the reply, taken for the extraction that its GPT would
   make: there an unreadable reply is the option nearest in edit distance, so that a refusal can be right.
-* MMBench: a question counts once, and is right only if every rolled copy is. `vanilla` takes the unrolled copies alone.
-* MMMU: "2 million" is 2, as officially. Open items are never asked as multiple choice.
+* MMBench: a question counts once, and is right only if every rolled copy given is, as in VLMEvalKit and lmms-eval: a copy
+  that is missing is not missed. `vanilla` takes the unrolled copies alone.
+* MMMU: "2 million" is 2, as officially. Open items are never asked as multiple choice. `official` is the official code's
+  verdict, wrong where that draws a random letter.
 * ScienceQA: questions without an image are asked with a blank 448x448 one, as in the paper; `with_image` leaves them out.
 
 Revisions: none could be verified without a network, so `revision` is None throughout, which is the newest. Record the
 commit that a download resolves to, and pin it: VLMsAreBlind has had 7,656, 8,016 and 9,704 rows.
 """
 
-import ast
 import itertools
-import json
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from statistics import fmean
 from string import ascii_uppercase
 from typing import Any
 
 from PIL import Image
 
-from answers import judged, normalize_word, parse_choice, parse_count, parse_yesno
+from answers import Reading, judged, normalize_word, parse_choice, read
+from benchmarks.prompts import listed, prompt_of
+from benchmarks.rows import Row, blank, content, number_of, parsed, read_rows, texts_of
+from benchmarks.sums import Metric, Verdict, only, parts
 from config import InputError
-from reading import json_lines, locate, open_image, parse_json, parse_tsv, read_text, shown
-from support.stats import wilson
+from reading import shown
 
-
-@dataclass(frozen=True)
-class Row:
-    """One question as it is asked. Images are decoded only by `content`: rows can be scored without them."""
-
-    id: str
-    question: str  # the whole prompt, options and answer format included; an image stands at its first <image k> mark
-    answer: Any  # in the form of its kind
-    kind: str  # see the table at the top
-    options: dict[str, str] | None = None  # letter → text; for likelihoods: label → continuation
-    images: tuple = ()  # PIL images, paths, bytes, base64 texts or {"bytes", "path"}; None where one is missing
-    group: Any = None  # shared by the rows that count together: copies of a question, figures of a question
-    meta: dict = field(default_factory=dict)  # "part": the row's place in the breakdown
-
-    @property
-    def lacks(self) -> str:
-        """What an incomplete file leaves out, so that the row can be scored but not asked; "" if nothing."""
-        return "image" if None in self.images else "options" if self.options == {} else "" if self.question else "question"
+__all__ = ["BENCHMARKS", "Row", "align", "benchmark", "content", "continuations", "find_rows", "judge", "read_rows", "score",
+           "to_rows"]  # fmt: skip
 
 
 # ── 1. columns → rows: each function takes a raw row, and gives the fields of a Row or of several ────────────────────
@@ -92,49 +80,6 @@ def label(raw: dict, column: str, allowed: Iterable[str]) -> str:
 
 def lettered(texts: Iterable[str]) -> dict[str, str]:
     return dict(zip(ascii_uppercase, texts))
-
-
-def listed(question: str, options: dict[str, str]) -> str:
-    """The question, and below it an option a line."""
-    return "\n".join([question, *(f"{letter}. {text}" for letter, text in options.items())])
-
-
-def blank(cell: Any) -> bool:
-    """"nan" is what pandas makes of an empty cell; "None" and "NA" are options."""
-    return cell is None or str(cell).strip() in ("", "nan")
-
-
-def parsed(cell: Any) -> Any:
-    """A list or an object that a table holds as a text, in JSON or as Python writes it; any other cell as it is."""
-    if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
-        for read in (json.loads, ast.literal_eval):
-            try:
-                return read(cell)
-            except (ValueError, SyntaxError, RecursionError, MemoryError):
-                continue
-    return cell
-
-
-def texts_of(cell: Any, column: str) -> list[str]:
-    """A list of texts, [] for an empty cell. Nulls that fill it up to a fixed length are left out. Raises InputError for
-    anything else: a text is never split into its characters."""
-    texts = [] if blank(cell) else parsed(cell)
-    while isinstance(texts, list) and texts and texts[-1] is None:
-        texts = texts[:-1]
-    if not isinstance(texts, list | tuple) or not all(isinstance(text, str | int | float) for text in texts):
-        raise InputError(f"column {column!r}: expected a list of texts; found {shown(cell)}")
-    return [str(text) for text in texts]
-
-
-def number_of(cell: Any, column: str) -> int:
-    """A whole number, also as 1.0 or "1.0", which is what tables make of it."""
-    try:
-        value = float(cell)
-        if value.is_integer():
-            return int(value)
-    except (TypeError, ValueError):
-        pass
-    raise InputError(f"column {column!r}: expected a whole number; found {shown(cell)}")
 
 
 def countbench(raw: dict) -> dict:
@@ -156,7 +101,8 @@ def hallusionbench(raw: dict) -> dict:
     unpaired = raw["category"] == "VS" and str(raw["figure_id"]) == "0"  # asked without a figure: no part of fAcc
     return dict(images=[raw.get("image")] if seen else [], question=raw["question"], kind="yesno",
                 answer=("no", "yes")[int(label(raw, "gt_answer", "01"))], group=(*place, raw["question_id"]),
-                meta={"figure": None if unpaired else (*place, raw["figure_id"]), "seen": seen, "part": raw["subcategory"]})
+                meta={"figure": None if unpaired else (*place, raw["figure_id"]), "seen": seen, "excused": unpaired,
+                      "part": raw["subcategory"]})
 
 
 def vlmsareblind(raw: dict) -> dict:
@@ -183,27 +129,42 @@ def freak(raw: dict) -> list[dict]:
     rows = []
     for order in itertools.permutations(range(len(permuted))):
         options = lettered([*(permuted[i] for i in order), unlisted])
-        rows.append(item | dict(question=listed(raw["question"], options), options=options,
-                                answer=ascii_uppercase[order.index(0)], kind="mcq"))
+        rows.append(item | dict(question=raw["question"], options=options, answer=ascii_uppercase[order.index(0)], kind="mcq"))
     return rows
 
 
 def mathvista(raw: dict) -> dict:
     if blank(raw["answer"]):
         raise InputError("column 'answer' is empty, as in the unlabelled split `test`")
+    told = parsed(raw.get("metadata"))  # VLMEvalKit's tables have its fields as columns
+    told = told if isinstance(told, dict) else raw
     # `image` is a path within an archive; `query` is the question with its hint, choices and unit.
     return dict(images=[raw.get("decoded_image")], question=raw["query"], kind="mathvista",
                 options=lettered(texts_of(raw["choices"], "choices")) or None, answer=raw["answer"],
-                meta={"part": raw["answer_type"],
-                      "precision": 0 if blank(raw["precision"]) else number_of(raw["precision"], "precision")})
+                meta={"part": raw["answer_type"], "bare": raw.get("question"),
+                      "unit": "" if blank(raw.get("unit")) else raw["unit"],
+                      "precision": 0 if blank(raw["precision"]) else number_of(raw["precision"], "precision"),
+                      "by": {"task": [told["task"]] if told.get("task") else [],
+                             "skill": texts_of(told.get("skills"), "skills")}})
 
 
 def mmbench(raw: dict) -> dict:
     options = {letter: str(raw[letter]) for letter in "ABCD" if not blank(raw[letter])}
-    hint, index = "" if blank(raw["hint"]) else f"Hint: {raw['hint']}\n", number_of(raw["index"], "index")
-    return dict(images=[raw.get("image")], question=listed(f"{hint}Question: {raw['question']}\nOptions:", options),
+    index = number_of(raw["index"], "index")
+    return dict(images=[raw.get("image")], question=raw["question"], hint="" if blank(raw["hint"]) else raw["hint"],
                 options=options, answer=label(raw, "answer", options), kind="mcq", group=index % 1_000_000,
                 meta={"rolled": index >= 1_000_000, "part": raw.get("l2-category", raw.get("L2-category"))})  # TSV | hub
+
+
+DISCIPLINES = {subject: [name] for name, subjects in {  # MMMU-Benchmark/MMMU, mmmu/utils/data_utils.py
+    "Art and Design": "Art Art_Theory Design Music",
+    "Business": "Accounting Economics Finance Manage Marketing",
+    "Science": "Biology Chemistry Geography Math Physics",
+    "Health and Medicine": "Basic_Medical_Science Clinical_Medicine Diagnostics_and_Laboratory_Medicine Pharmacy Public_Health",
+    "Humanities and Social Science": "History Literature Psychology Sociology",
+    "Tech and Engineering": "Agriculture Architecture_and_Engineering Computer_Science Electronics Energy_and_Power Materials "
+                            "Mechanical_Engineering",
+}.items() for subject in subjects.split()}
 
 
 def mmmu(raw: dict) -> dict:
@@ -211,7 +172,8 @@ def mmmu(raw: dict) -> dict:
     named = max(map(int, re.findall(r"<image (\d+)>", " ".join([raw["question"] or "", *options]))), default=0)
     while len(images) > named and images[-1] is None:  # one that the question speaks of is lacking
         images.pop()
-    item = dict(images=images, meta={"part": re.sub(r"^[a-z]+_|_\d+$", "", raw["id"])})  # validation_Art_Theory_7
+    subject = re.sub(r"^[a-z]+_|_\d+$", "", raw["id"])  # validation_Art_Theory_7
+    item = dict(images=images, meta={"part": subject, "by": {"discipline": DISCIPLINES.get(subject, [])}})
     if raw["question_type"] != "multiple-choice":
         cell = parsed(raw["answer"])
         golds = texts_of(cell if isinstance(cell, list) else [cell], "answer")
@@ -219,15 +181,13 @@ def mmmu(raw: dict) -> dict:
             raise InputError(f"column 'answer' holds no answer: found {shown(raw['answer'])}")
         return item | dict(question=raw["question"], answer=golds, kind="open")
     options = lettered(options)
-    return item | dict(question=listed(raw["question"], options), options=options, answer=label(raw, "answer", options),
-                       kind="mcq")
+    return item | dict(question=raw["question"], options=options, answer=label(raw, "answer", options), kind="mmmu")
 
 
 def scienceqa(raw: dict) -> dict:
     options, seen = lettered(texts_of(raw["choices"], "choices")), raw["image"] is not None
-    context = "" if blank(raw["hint"]) else f"Context: {raw['hint']}\n"
     return dict(images=[raw["image"] if seen else Image.new("RGB", (448, 448), "white")], kind="mcq",
-                question=context + listed(raw["question"], options), options=options,
+                question=raw["question"], hint="" if blank(raw["hint"]) else raw["hint"], options=options,
                 answer=ascii_uppercase[int(label(raw, "answer", map(str, range(len(options)))))],
                 meta={"seen": seen, "part": raw["subject"]})
 
@@ -300,11 +260,8 @@ def truthfulqa_mc2(raw: dict) -> dict:
 
 # ── 2. judging: (row, what a reply answers) → the value read from it, None if there is none, and whether it is right ──
 
-Verdict = dict[str, Any]  # "value", "correct", and what else a metric needs
-
-
-def verdict(value: Any, answer: Any) -> Verdict:
-    return {"value": value, "correct": value == answer}
+def verdict(reading: Reading, answer: Any) -> Verdict:
+    return {"value": reading.value, "by": reading.by, "correct": reading.value == answer}
 
 
 def braced(reply: str) -> str:
@@ -314,47 +271,120 @@ def braced(reply: str) -> str:
     return found[0] if len(found) == 1 else text
 
 
+PAIRS = [re.compile(pattern, re.IGNORECASE) for pattern in (  # rows and columns, in the order in which they are looked for
+    r"\brows?\W{0,4}(?P<rows>\d+)\W+(?:and\W+)?col(?:umn)?s?\W{0,4}(?P<columns>\d+)",
+    r"\bcol(?:umn)?s?\W{0,4}(?P<columns>\d+)\W+(?:and\W+)?rows?\W{0,4}(?P<rows>\d+)",
+    r"\b(?P<rows>\d+)\W{1,4}rows?\W+(?:and\W+)?(?P<columns>\d+)\W{1,4}col",
+    r"\b(?P<columns>\d+)\W{1,4}col(?:umn)?s?\W+(?:and\W+)?(?P<rows>\d+)\W{1,4}row",
+    r"\((?P<rows>\d+)\s*,\s*(?P<columns>\d+)\)",
+    r"\A\D*(?P<rows>\d+)\D+(?P<columns>\d+)\D*\Z",
+)]
+
+
 def parse_pair(text: str) -> tuple[str, ...] | None:
-    """(rows, columns): the last "(4, 5)", else the only two numbers, in this order unless columns are named first."""
-    pair = tuple((re.findall(r"\((\d+)\s*,\s*(\d+)\)", text) or [re.findall(r"\d+", text)])[-1])
-    if len(pair) != 2:
+    """(rows, columns): "rows={4} columns={5}", else "4 rows and 5 columns", else "(4, 5)", else the only two numbers. Where
+    the first of these forms that occurs gives two pairs, there is none."""
+    for pattern in PAIRS:
+        if found := {(m["rows"], m["columns"]) for m in pattern.finditer(text)}:
+            return found.pop() if len(found) == 1 else None
+    return None
+
+
+LETTERS = {letter: letter for letter in ascii_uppercase}
+
+
+def as_number(gold: str) -> float | None:
+    """MMMU compares numbers rounded to 2 places; None for a gold that is a text."""
+    try:
+        return round(float(gold.replace(",", "")), 2)
+    except ValueError:
         return None
-    return pair[::-1] if 0 <= text.lower().find("column") < text.lower().find("row") else pair
+
+
+def judge_yesno(row: Row, text: str) -> Verdict:
+    """HallusionBench officially excuses an unclear reply where the figure that a question speaks of is not given."""
+    found = verdict(read(text, "yesno"), row.answer)
+    if "excused" not in row.meta:
+        return found
+    return found | {"official": found["correct"] or (row.meta["excused"] and found["value"] is None)}
 
 
 def judge_open(row: Row, text: str) -> Verdict:
-    """A gold may be one of several. 4 is not in "14 Nm", nor b in "absorb"."""
-    said, number = normalize_word(text), parse_count(text)
+    """A gold may be one of several. 4 is not in "14 Nm", nor b in "absorb"; the article of "A man" is no A."""
+    said, number = normalize_word(text), read(text, "count")
+    value = None if number.value is None else round(number.value, 2)
 
-    def wanted(gold: str) -> float | None:
-        try:
-            return round(float(gold.replace(",", "")), 2)
-        except ValueError:
-            return None
+    def says(gold: str) -> bool:
+        if as_number(gold) is not None:
+            return value == as_number(gold)
+        letter = gold.strip().upper()
+        return f" {normalize_word(gold)} " in f" {said} " or letter in LETTERS and parse_choice(text, LETTERS) == letter
 
-    found = [number is not None and round(number, 2) == wanted(gold) if wanted(gold) is not None
-             else f" {normalize_word(gold)} " in f" {said} " for gold in row.answer]
-    numeric = all(wanted(gold) is not None for gold in row.answer)
-    return {"value": number if numeric else said or None, "correct": any(found)}
+    numeric = all(as_number(gold) is not None for gold in row.answer)
+    reading = number if numeric else read(text, "word")
+    return verdict(reading, None) | {"correct": any(map(says, row.answer)), "official": mmmu_open(text, row.answer)}
+
+
+def judge_mmmu(row: Row, text: str) -> Verdict:
+    return verdict(read(text, "mcq", row.options), row.answer) | {"official": mmmu_choice(text, row.options) == row.answer}
+
+
+def mmmu_choice(text: str, options: dict[str, str]) -> str | None:
+    """MMMU's parse_multi_choice_response: the letter whose last "(A)", else last " A ", else, in more than 5 words, whose text
+    comes last. None where it draws one at random."""
+    for mark in ",.!?;:'":
+        text = text.strip(mark)
+    text = f" {text} "
+    ways = [{letter: text.rfind(mark.format(letter)) for letter in options} for mark in ("({})", " {} ")]
+    if len(text.split()) > 5:
+        ways.append({letter: text.lower().rfind(option.lower()) for letter, option in options.items()})
+    return next((max(at, key=at.get) for at in ways if max(at.values()) >= 0), None)
+
+
+KEYS = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")  # and "=", in the last line
+MMMU_NUMBERS = (r"-?\b\d{1,3}(?:,\d{3})+\b", r"-?\d+(?:\.\d+)?[eE][+-]?\d+",
+                r"-?(?:\d+\.\d+|\.\d+|\d+\b)(?![eE][+-]?\d+)(?![,\d])")
+
+
+def mmmu_open(text: str, golds: Sequence[str]) -> bool:
+    """MMMU's parse_open_response and eval_open: of each line, the shortest text after a key word and the numbers in it. One
+    of these numbers is a gold's, or a gold that is a text stands in one of these texts, a lone letter next to a blank."""
+    def normal(part: str) -> list:
+        part = part.strip().lower()
+        texts = [f" {part}", f"{part} "] if len(part) == 1 else [part]
+        return texts if as_number(part) is None else [as_number(part)]
+
+    said, lines = [], text.strip().strip(".").lower().split("\n")
+    for line in lines:
+        shortest = ""
+        for key in KEYS + ("=",) * (line is lines[-1]):
+            tail = line.rpartition(key)[2].strip() if key in line else shortest
+            shortest = tail if not shortest or len(tail) < len(shortest) else shortest
+        said += [shortest] if shortest and shortest not in ":,.!?;'" else []
+    said = said or ["\n".join(lines)]
+    said += [number for part in said for pattern in MMMU_NUMBERS for number in re.findall(pattern, part)]
+    wanted = [gold for part in golds for gold in normal(part)]
+    return any(gold in part if isinstance(gold, str) and isinstance(part, str) else gold == part
+               for text in said for part in normal(text) for gold in wanted)
 
 
 def judge_mathvista(row: Row, text: str) -> Verdict:
     if row.options:
         # Options may repeat a text, and naming it is then one answer. A dict by text keeps one letter of each.
         once = {letter: choice for choice, letter in dict(map(reversed, row.options.items())).items()}
-        value = row.options.get(parse_choice(text, row.options) or parse_choice(text, once))
+        reading = next((r for r in (read(text, "mcq", row.options), read(text, "mcq", once)) if r.value), Reading(None, ""))
+        value = row.options.get(reading.value)
     else:
-        value = normal_form(row, parse_count(text), text)
-    return verdict(value, row.answer) | {"official": official(row, text) == row.answer}
+        reading = read(text, "count")
+        value = normal_form(row, reading.value, text)
+    return verdict(reading._replace(value=value), row.answer) | {"official": official(row, text) == row.answer}
 
 
 def normal_form(row: Row, number: float | None, text: str) -> str | None:
-    """The number truncated to an integer, or rounded to the item's precision; or the list that ends the text."""
+    """The number truncated to an integer, or rounded to the item's precision; or the last list of numbers in the text."""
     if row.meta["part"] == "list":
-        try:
-            return str(ast.literal_eval(re.findall(r"\[[^\[\]]*\]", text)[-1]))
-        except (IndexError, ValueError, SyntaxError):
-            return None
+        lists = re.findall(r"\[((?:\s*-?\d+(?:\.\d+)?\s*,?)+)\]", text)
+        return f"[{', '.join(re.findall(r'[-.0-9]+', lists[-1]))}]" if lists else None
     if number is None or not math.isfinite(number):  # a model may repeat a digit for ever
         return None
     return str(int(number) if row.meta["part"] == "integer" else round(number, row.meta["precision"]))
@@ -386,7 +416,7 @@ def judge_likelihood(row: Row, lls: Sequence[float]) -> Verdict:
     """acc: the highest log-likelihood. acc_norm: the highest by the characters of the option (lm-evaluation-harness)."""
     ll = dict(zip(row.options, lls))
     by_characters = max(ll, key=lambda name: ll[name] / len(row.options[name]))
-    return verdict(max(ll, key=ll.get), row.answer) | {"acc_norm": by_characters == row.answer}
+    return verdict(Reading(max(ll, key=ll.get), ""), row.answer) | {"acc_norm": by_characters == row.answer}
 
 
 def judge_mc2(row: Row, lls: Sequence[float]) -> Verdict:
@@ -397,11 +427,12 @@ def judge_mc2(row: Row, lls: Sequence[float]) -> Verdict:
 
 
 JUDGES: dict[str, Callable[[Row, Any], Verdict]] = {
-    "count": lambda row, text: verdict(parse_count(text), float(row.answer)),
-    "yesno": lambda row, text: verdict(parse_yesno(text), row.answer),
-    "mcq": lambda row, text: verdict(parse_choice(text, row.options), row.answer),
-    "word": lambda row, text: verdict(normalize_word(text) or None, row.answer),
-    "pair": lambda row, text: verdict(parse_pair(text), row.answer),
+    "count": lambda row, text: verdict(read(text, "count"), float(row.answer)),
+    "yesno": judge_yesno,
+    "mcq": lambda row, text: verdict(read(text, "mcq", row.options), row.answer),
+    "word": lambda row, text: verdict(read(text, "word"), row.answer),
+    "pair": lambda row, text: verdict(Reading(parse_pair(text), ""), row.answer),
+    "mmmu": judge_mmmu,
     "open": judge_open,
     "mathvista": judge_mathvista,
     "likelihood": judge_likelihood,
@@ -410,60 +441,38 @@ JUDGES: dict[str, Callable[[Row, Any], Verdict]] = {
 LIKELIHOODS = ("likelihood", "mc2")  # the kinds that are answered by a log-likelihood an option, not by a text
 
 
-# ── 3. adding up: a metric turns rows and verdicts into units, numbers in [0, 1], and is their mean ──────────────────
+# ── 3. the table ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-Metric = Callable[[Sequence[Row], Sequence[Verdict]], list[float]]
-
-
-def grouped(rows: Sequence[Row], verdicts: Sequence[Verdict], key: Callable[[Row], Any], of: str) -> dict[Any, list[float]]:
-    """Key → that field of its rows' verdicts. A row whose key is None has no part."""
-    groups = defaultdict(list)
-    for row, v in zip(rows, verdicts):
-        if key(row) is not None:
-            groups[key(row)].append(float(v[of]))
-    return groups
+def blind_task(row: Row) -> str:
+    """The two kinds of grids are one of eight tasks, as in lmms-eval."""
+    task = row.meta["part"].lower()
+    return "counting grid" if task.startswith("counting grid") else task
 
 
-def metric(key: Callable[[Row], Any] = lambda row: row.id, fold: Callable = fmean, of: str = "correct") -> Metric:
-    """A unit is what `fold` makes of the rows with one key: with `min`, all of them must be right."""
-    return lambda rows, verdicts: [fold(right) for right in grouped(rows, verdicts, key, of).values()]
+def seen(row: Row) -> bool:
+    return row.meta["seen"]
 
 
-def only(keep: Callable[[Row], bool], key: Callable[[Row], Any] = lambda row: row.id) -> Callable[[Row], Any]:
-    """A key that leaves rows out."""
-    return lambda row: key(row) if keep(row) else None
+def unrolled(row: Row) -> bool:
+    return not row.meta["rolled"]
 
 
-def circular(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> list[float]:
-    """MMBench: a question is right if its copies are, one an option. Where one is missing, it is no unit: see `vanilla`."""
-    copies = {row.group: len(row.options) for row in rows}
-    questions = grouped(rows, verdicts, lambda row: row.group, "correct")
-    return [min(right) for group, right in questions.items() if len(right) == copies[group]]
-
-
-# ── 4. the table ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-FORMATS = {  # what is appended to a question, by its kind
-    "count": " Note that: answer with a number directly e.g. 3. Do not include any additional text.",
-    "yesno": " Please answer yes or no.",
-    "mcq": "\nAnswer with the option's letter from the given choices directly.",
-    "open": "\nAnswer the question using a single word or phrase.",
+ACCURACY: dict[str, Metric] = {"accuracy": Metric()}
+HALLUSION = {  # of questions with an image; then officially, of all
+    "aAcc": Metric(only(seen)), "fAcc": Metric(lambda row: row.meta["figure"], min),
+    "qAcc": Metric(only(seen, lambda row: row.group), min),
+    "aAcc_official": Metric(of="official"), "qAcc_official": Metric(lambda row: row.group, min, "official"),
 }
-
-
-ACCURACY: dict[str, Metric] = {"accuracy": metric()}
-HALLUSION = {  # questions; figures, all of their questions; questions, on all of their figures
-    "aAcc": metric(), "fAcc": metric(lambda row: row.meta["figure"], min), "qAcc": metric(lambda row: row.group, min),
-    "aAcc_with_image": metric(only(lambda row: row.meta["seen"])),
-    "qAcc_with_image": metric(only(lambda row: row.meta["seen"], lambda row: row.group), min),
+BLIND = ACCURACY | {"task_mean": Metric(stratum=blind_task)}  # 45 % of the items are line plots
+FREAK = {"mcq": Metric(only(lambda row: row.kind == "mcq", lambda row: row.group)),  # an item: the share of its 6 orders
+         "fib_exact": Metric(only(lambda row: row.kind == "word"))}
+MMBENCH = {  # a question whose unrolled copy is there, on the copies that there are: as VLMEvalKit and lmms-eval
+    "circular": Metric(lambda row: row.group, min, anchor=unrolled, needs=lambda row: not unrolled(row)),
+    "vanilla": Metric(only(unrolled)),
 }
-BLIND = ACCURACY | {"task_mean": metric(lambda row: row.meta["part"])}  # 45 % of the items are line plots
-FREAK = {"mcq": metric(only(lambda row: row.kind == "mcq", lambda row: row.group)),  # an item: the share of its 6 orders
-         "fib_exact": metric(only(lambda row: row.kind == "word"))}
-MMBENCH = {"circular": circular, "vanilla": metric(only(lambda row: not row.meta["rolled"]))}
-MMMU = ACCURACY | {"multiple_choice": metric(only(lambda row: row.kind == "mcq")),
-                   "open": metric(only(lambda row: row.kind == "open"))}
-ACC, ACC_NORM = {"acc": metric()}, {"acc_norm": metric(of="acc_norm")}
+MMMU = ACCURACY | {"multiple_choice": Metric(only(lambda row: row.kind == "mmmu")),
+                   "open": Metric(only(lambda row: row.kind == "open")), "official": Metric(of="official")}
+ACC, ACC_NORM = {"acc": Metric()}, {"acc_norm": Metric(of="acc_norm")}
 LL, LL_NORM = "highest log-likelihood", "highest log-likelihood by characters"
 FIGURE = ("category", "subcategory", "visual_input", "set_id", "figure_id", "question_id")
 
@@ -480,7 +489,6 @@ class Benchmark:
     metrics: dict[str, Metric] = field(default_factory=lambda: ACCURACY)  # the first is the score
     rule: str = "option letter or text"
     id: tuple[str, ...] = ()  # the columns that name a row; where there are none, its position does
-    format: str | None = None  # instead of the kind's
     said: Callable[[str], str] = judged  # the part of a reply that answers
     revision: str | None = None
 
@@ -488,22 +496,21 @@ class Benchmark:
 BENCHMARKS: dict[str, Benchmark] = {
     "countbench": Benchmark("vikhyatk/CountBenchQA", None, "test", 491, countbench, rule="number"),
     "spatialeval": Benchmark("MilaWang/SpatialEval", "vqa", "test", 4635, spatialeval, id=("id",)),
-    "hallusionbench": Benchmark("lmms-lab-encoder/HallusionBench", None, "image+non_image", 1129, hallusionbench, HALLUSION,
-                                rule="yes or no", id=FIGURE),  # 951 with an image
+    "hallusionbench": Benchmark("lmms-lab-encoder/HallusionBench", None, "image+non_image", 951, hallusionbench, HALLUSION,
+                                rule="yes or no", id=FIGURE),  # of 1,129, those with an image
     "vlmsareblind": Benchmark("XAI/vlmsareblind", None, "valid", 8016, vlmsareblind, BLIND, said=braced,
-                              rule="number, yes or no, letter, or rows and columns",
-                              format="\nAnswer only in the required format."),
+                              rule="number, yes or no, letter, or rows and columns"),
     "freak": Benchmark("hansQAQ/FREAK", None, "test", 1000, freak, FREAK, id=("id",),  # and 799 rows of free form
                        rule="option letter or text, mean of 6 orders"),
     "mathvista": Benchmark("AI4Math/MathVista", None, "testmini", 1000, mathvista,
-                           ACCURACY | {"official": metric(of="official")}, id=("pid",),
-                           rule="option letter or text, or number in the official form", format=""),
+                           ACCURACY | {"official": Metric(of="official")}, id=("pid",),
+                           rule="option letter or text, or number in the official form"),
     "mmbench": Benchmark("lmms-lab-encoder/MMBench", "en", "dev", 1164, mmbench, MMBENCH, id=("index",),  # in 4,329 copies
                          rule="option letter or text, all copies"),
     "mmmu": Benchmark("MMMU/MMMU", None, "validation", 900, mmmu, MMMU, id=("id",),  # thirty configs, one a subject
                       rule="option letter or text; open: number, or text contained"),
     "scienceqa": Benchmark("derek-thomas/ScienceQA", None, "test", 4241, scienceqa,
-                           ACCURACY | {"with_image": metric(only(lambda row: row.meta["seen"]))}),
+                           ACCURACY | {"with_image": Metric(only(seen))}),
 
     # acc_norm is the usual one for two of them, and no question where all options are as long
     "arc_easy": Benchmark("allenai/ai2_arc", "ARC-Easy", "test", 2376, arc, ACC | ACC_NORM, LL, ("id",)),
@@ -514,7 +521,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "piqa": Benchmark("baber/piqa", None, "validation", 1838, piqa, ACC | ACC_NORM, LL),
     "boolq": Benchmark("aps/super_glue", "boolq", "validation", 3270, boolq, ACC, LL),
     "truthfulqa_mc2": Benchmark("truthfulqa/truthful_qa", "multiple_choice", "validation", 817, truthfulqa_mc2,
-                                {"mc2": metric()}, "probability of the true options"),
+                                {"mc2": Metric()}, "probability of the true options"),
 }
 
 
@@ -525,67 +532,7 @@ def benchmark(name: str) -> Benchmark:
     return BENCHMARKS[name]
 
 
-# ── 5. files → raw rows → rows → what a model reads ───────────────────────────────────────────────────────────────────
-
-def read_rows(path: str | Path) -> list[dict]:
-    """The raw rows of a .parquet, .json (a list, or a dict of id → row), .jsonl or .tsv file, with its images located.
-
-    Raises InputError, naming file, row and column, if it is missing, malformed, empty or of another type.
-    """
-    path = Path(path)
-    rows = parse(path)
-    if not rows:
-        raise InputError(f"{path}: expected rows; found an empty file")
-    for position, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise InputError(f"{path}, row {position}: expected an object; found {shown(row)}")
-    return [located(row, path, position) for position, row in enumerate(rows)]
-
-
-def parse(path: Path) -> list:
-    """The rows of a file. A VLMEvalKit TSV holds images in base64 or, for one that it has already, the index of that row."""
-    if path.suffix == ".parquet":
-        return read_parquet(path)
-    if path.suffix == ".tsv":
-        rows = parse_tsv(read_text(path), path)
-        images = {row.get("index"): row.get("image") for row in rows}
-        return [row | {"image": images.get(row["image"], row["image"])} if "image" in row else row for row in rows]
-    if path.suffix == ".jsonl":
-        return [parse_json(line, f"{path}, line {number}") for number, line in json_lines(path)]
-    if path.suffix == ".json":
-        text = read_text(path)
-        rows = parse_json(text, path) if text.strip() else []
-        if isinstance(rows, dict):  # {id: row}, or MMMU's {id: reply}
-            return [{"id": name, **(row if isinstance(row, dict) else {"response": row})} for name, row in rows.items()]
-        return rows if isinstance(rows, list) else [rows]
-    raise InputError(f"{path}: expected .parquet, .json, .jsonl or .tsv; found {path.suffix or 'a name without an ending'}")
-
-
-def read_parquet(path: Path) -> list[dict]:
-    # Not `datasets`: it is twice the size, imports in 1.5 s, loads a dict of rows as one row and a TSV's "None" as NaN,
-    # and would save no more than this function. Only parquet needs pyarrow.
-    import pyarrow.parquet
-
-    try:
-        return pyarrow.parquet.read_table(path).to_pylist()
-    except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
-        raise InputError(f"{path}: cannot be read: {error}") from error
-
-
-def located(row: dict, path: Path, position: int) -> dict:
-    """The row with its images as `locate` has them; several in a cell stay a list. Raises InputError, naming row and column."""
-    found = dict(row)
-    for column in row:
-        if isinstance(column, str) and re.fullmatch(r"(decoded_)?image(_\d)?", column):
-            try:
-                several = isinstance(row[column], list) and len(row[column]) > 1
-                found[column] = (
-                    [locate(one, path.parent) for one in row[column]] if several else locate(row[column], path.parent)
-                )
-            except InputError as error:
-                raise InputError(f"{path}, row {position}, column {column!r}: {error}") from error
-    return found
-
+# ── 4. raw rows → rows → what a model reads ───────────────────────────────────────────────────────────────────
 
 def find_rows(name: str, source: str | Path) -> list[dict]:
     """The benchmark's raw rows below a folder: source/name.*, source/name/rows.*, or the parquet files of its split in a copy
@@ -606,11 +553,15 @@ def find_rows(name: str, source: str | Path) -> list[dict]:
     return rows
 
 
-def to_rows(name: str, raws: Sequence[dict | Row]) -> list[Row]:
+def row_id(bench: Benchmark, raw: dict, position: int) -> str:
+    return "_".join(str(raw[column]) for column in bench.id if column in raw) or str(position)
+
+
+def to_rows(name: str, raws: Sequence[dict | Row], like: str | None = None) -> list[Row]:
     """The common rows; those that are so already stay. A question of FREAK's becomes six: id/0, ..., id/5.
 
-    Raises InputError for an unknown name, if there is no row, and, naming the row, for a missing column or answer, or an id
-    that another row has.
+    like: the harness whose wording is taken, where it is not the benchmark's first: see prompts.py. Raises InputError for an
+    unknown name, if there is no row, and, naming the row, for a missing column or answer, or an id that another row has.
     """
     bench = benchmark(name)
     if not raws:
@@ -620,40 +571,26 @@ def to_rows(name: str, raws: Sequence[dict | Row]) -> list[Row]:
         if isinstance(raw, Row):
             rows.append(raw)
             continue
-        row_id = "_".join(str(raw[column]) for column in bench.id if column in raw) or str(position)
+        own = row_id(bench, raw, position)
         try:
-            rows += convert(bench, row_id, raw)
+            rows += convert(name, own, raw, like)
         except KeyError as error:
-            raise InputError(f"{name}, row {row_id}: column {error} is missing; found {', '.join(map(str, raw))}") from error
+            raise InputError(f"{name}, row {own}: column {error} is missing; found {', '.join(map(str, raw))}") from error
         except (ValueError, TypeError, AttributeError, IndexError) as error:  # InputError, or a cell of another type
-            raise InputError(f"{name}, row {row_id}: {error}") from error
-    if doubled := [row_id for row_id, n in Counter(row.id for row in rows).items() if n > 1]:
+            raise InputError(f"{name}, row {own}: {error}") from error
+    if doubled := [own for own, n in Counter(row.id for row in rows).items() if n > 1]:
         raise InputError(f"{name}: several rows have the id {doubled[0]}")
     return rows
 
 
-def convert(bench: Benchmark, row_id: str, raw: dict) -> list[Row]:
-    """A raw row as rows, each question followed by the answer format. None stays None: the row lacks its question."""
-    items = bench.convert(raw)
+def convert(name: str, own: str, raw: dict, like: str | None) -> list[Row]:
+    """A raw row as rows, each question worded. None stays None: the row lacks its question."""
+    items, prompt = BENCHMARKS[name].convert(raw), prompt_of(name, like)
     items = items if isinstance(items, list) else [items]
-    ids = [row_id] if len(items) == 1 else [f"{row_id}/{i}" for i in range(len(items))]
-    endings = [FORMATS.get(item["kind"], "") if bench.format is None else bench.format for item in items]
-    return [Row(**item | {"id": name, "question": item["question"] and item["question"] + ending,
-                          "images": tuple(item.get("images", ()))}) for name, ending, item in zip(ids, endings, items)]
-
-
-def content(row: Row) -> list[str | Image.Image]:
-    """What a model reads, in order: texts and images. An image stands at its first <image k> mark; further marks of it stay
-    words, and images without a mark come first. Raises InputError, naming the row."""
-    images = [open_image(cell, f"row {row.id}, image {k}") for k, cell in enumerate(row.images, start=1)]
-    parts: list = re.split(r"<image (\d+)>", row.question) if images else [row.question]  # text, k, text, ..., k, text
-    marks = parts[1::2]
-    for i, mark in enumerate(marks):
-        if not 0 < int(mark) <= len(images):
-            raise InputError(f"row {row.id}: the question names <image {mark}>; found {len(images)} images")
-        parts[2 * i + 1] = f"<image {mark}>" if mark in marks[:i] else images[int(mark) - 1]
-    unmarked = [image for k, image in enumerate(images, start=1) if str(k) not in marks]
-    return unmarked + [part for part in parts if part != ""]
+    ids = [own] if len(items) == 1 else [f"{own}/{i}" for i in range(len(items))]
+    return [Row(**{key: value for key, value in item.items() if key != "hint"} | {
+        "id": one, "question": item["question"] and prompt.ask(item), "system": prompt.system.get(item["kind"], ""),
+        "images": tuple(item.get("images", ()))}) for one, item in zip(ids, items)]  # fmt: skip
 
 
 def continuations(row: Row) -> list[tuple[str, str]]:
@@ -663,7 +600,7 @@ def continuations(row: Row) -> list[tuple[str, str]]:
     return [(row.question, " " + text) for text in row.options.values()]
 
 
-# ── 6. scores ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── 5. scores ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 def align(rows: Sequence[Row], replies: Sequence[dict]) -> list:
     """The responses of {"id", "response"} dicts in the order of the rows. Raises InputError, naming ids, for those that are
@@ -695,35 +632,31 @@ def judge(bench: Benchmark, row: Row, response: Any) -> Verdict:
     return JUDGES[row.kind](row, numbers)
 
 
-def summary(units: Sequence[float]) -> dict:
-    """Mean, N and 95 % interval. Units between 0 and 1 (FREAK's sixths, MC2) vary less than p (1 - p), which is Wilson's
-    assumption: their interval is on the safe side."""
-    mean = fmean(units)
-    return {"value": mean, "n": len(units), "interval": wilson(mean, len(units))}
-
-
 def score(name: str, rows: Sequence[dict | Row], responses: Sequence) -> dict:
     """What a benchmark says of a model's responses: texts or, for the text-only benchmarks, log-likelihoods of the options.
 
     `rows` are the hub's columns, or common rows; there is a response for each common row, in order. Returns the score
-    (`metric`, `value`, `n`, `interval`, and its `units` for a paired bootstrap), `expected_n`, all `metrics` and the `parts`
-    of the benchmark with their n and interval, `unparsable`, `rule`, `hub`, `split`, `revision`, and `items`: id, the value
-    read, verdict. A metric without a unit is left out. Raises InputError.
+    (`metric`, `value`, `n`, `interval`, and its `units` for a paired bootstrap), `expected_n`, all `metrics`, and the score's
+    `parts` and its further breakdowns `by` skill, task or discipline, all with n and interval, `unparsable`, `last_resort` (how
+    many verdicts came from it), `rule`, `hub`,
+    `split`, `revision`, and `items`: id, the value read, verdict. A metric without a unit is left out. Raises InputError.
     """
     bench, rows = benchmark(name), to_rows(name, rows)
     if len(rows) != len(responses):
         raise InputError(f"{name}: expected a response to each of {len(rows)} rows; found {len(responses)}")
     verdicts = [judge(bench, row, response) for row, response in zip(rows, responses)]
-    units = {which: made for which, make in bench.metrics.items() if (made := make(rows, verdicts))}
+    units = {which: made for which, m in bench.metrics.items() if (made := m.units(rows, verdicts))}
     if not units:
-        raise InputError(f"{name}: found only rolled copies of questions, and never all of one")
+        raise InputError(f"{name}: found only rolled copies of questions, and the unrolled one of none")
     first = next(iter(units))
-    parts = grouped(rows, verdicts, lambda row: row.meta.get("part"), "correct")
+    metrics = {which: bench.metrics[which].score(rows, made) for which, made in units.items()}
+    divided = partial(parts, bench.metrics[first], rows, units[first])  # its units, by the labels of a row
     return {
-        "benchmark": name, "metric": first, **summary(units[first]), "expected_n": bench.n, "units": units[first],
-        "metrics": {which: summary(values) for which, values in units.items()},
-        "parts": {part: summary(right) for part, right in sorted(parts.items())},
+        "benchmark": name, "metric": first, **metrics[first], "expected_n": bench.n, "units": list(units[first].values()),
+        "metrics": metrics, "parts": divided(lambda row: [row.meta["part"]] if row.meta.get("part") is not None else []),
+        "by": {name: divided(lambda row, name=name: row.meta["by"][name]) for name in rows[0].meta.get("by", {})},
         "unparsable": sum(v["value"] is None for v in verdicts),
+        "last_resort": sum(v.get("by") == "last" for v in verdicts),
         "rule": bench.rule, "hub": bench.hub, "split": bench.split, "revision": bench.revision,
         "items": [{"id": row.id, **v} for row, v in zip(rows, verdicts)],
     }

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from config import Config
-from models import LOGIT_CHUNK, Policy, Prefix
+from models import LOGIT_CHUNK, Policy, Prefix, project
 from related.papo import masked_vision
 from rollout import Group, Judgement
 
@@ -34,7 +34,7 @@ MIN_RANGE = 1e-6  # nats, as released; dependencies that lie closer together dif
 
 def divergence(logits: Tensor, temperature: float) -> Tensor:
     """KL(p ‖ q) of two distributions over the vocabulary, (2, …, V) → (…), p in row 0. In nats."""
-    log_p, log_q = (logits.float() / temperature).log_softmax(-1)
+    log_p, log_q = (logits / temperature).log_softmax(-1)
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
@@ -50,7 +50,7 @@ def token_dependency(policy: Policy, prefix: Prefix, ids: Tensor, temperature: f
         versions = torch.arange(2, device=ids.device).repeat_interleave(len(rows))
         hidden = policy.states(prefix.fork(versions), rows.repeat(2, 1))  # (2 · rows, T, D)
         chunks = hidden.unflatten(0, (2, -1)).flatten(1, 2).split(LOGIT_CHUNK // 2, dim=1)  # (2, positions, D) each
-        parts += [divergence(policy.head(chunk), temperature) for chunk in chunks]
+        parts += [divergence(project(chunk, policy.head.weight), temperature) for chunk in chunks]
     return torch.cat(parts).view(len(distinct), -1)[back]
 
 

@@ -22,7 +22,7 @@ from tqdm import tqdm
 import data
 import train
 from config import Config, InputError, configure, differences, flag, load_config
-from methods import METHODS, TABLE3, method_of
+from methods import COMPARED, method_of
 from reading import json_lines, make_folder, parse_json
 from support import pictures, ranks
 from support.checkpoint import Interruption, read_results
@@ -38,7 +38,6 @@ Scores = dict[str, float]  # by column, e.g. `conflict accuracy`
 def configurations(methods: Sequence[str], seeds: Sequence[int], out: Path, flags: Sequence[str]) -> dict[str, Config]:
     """The runs by name, METHOD-SEED, with train.py's flags applied to all. Raises InputError for flags that cannot be."""
     given = vars(train.make_parser().parse_args(flags))
-    given.pop("debug", None)
     for name in ("resume", "dry_run", "stop_after"):
         if given.pop(name):
             raise InputError(f"{flag(name)}: is for a single run of train.py")
@@ -195,11 +194,12 @@ def make_parser() -> argparse.ArgumentParser:
     """The command line. Abbreviations are off: `--seed` is train.py's flag, and not `--seeds`."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("evaluate.py --table3", description=__doc__, formatter_class=raw, allow_abbrev=False)
-    parser.add_argument("--methods", nargs="+", default=TABLE3, metavar="NAME", help=f"of {', '.join(METHODS)}")
+    parser.add_argument("--methods", nargs="+", default=COMPARED, metavar="NAME", help=f"of {', '.join(COMPARED)}")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="(default: 0 1 2)")
     parser.add_argument("--out", type=Path, default=Path("runs/table3"), help="directory of the runs (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at a time (default: one a core)")
     parser.add_argument("--json", action="store_true", help="print one JSON object: scores as [mean, standard deviation]")
+    parser.add_argument("--debug", action="store_true", help="show where an error of the input was met")
     return parser
 
 
@@ -229,4 +229,4 @@ def compare(args: argparse.Namespace, flags: Sequence[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input, 1 if a run is missing."""
     args, flags = make_parser().parse_known_args(argv)
-    return ranks.command("evaluate.py", lambda: compare(args, flags))
+    return ranks.command("evaluate.py", lambda: compare(args, flags), args.debug)

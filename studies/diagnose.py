@@ -2,7 +2,7 @@
 
 python -m studies.diagnose relevance --run runs/tiny-answer-ced-0
 python -m studies.diagnose proposal --backbone qwen2.5-vl-7b --data path/to/coco_folder --answers given
-python -m studies.diagnose audit --backbone tiny --image F --question Q --answer A --box x,y,w,h
+python -m studies.diagnose audit --backbone tiny --image F --question Q --answer A [--box x,y,w,h]
 
     reward         what each formula pays, within a group and by chance      Table 1, A.8, A.9
     relevance      is s larger on the evidence, and is it so blindfolded?    4.1, A.4
@@ -12,6 +12,8 @@ python -m studies.diagnose audit --backbone tiny --image F --question Q --answer
     closure        bits that the reward holds about looking                  A.12
     confidence     does the margin know which answers are right?             on the conflict split
     audit          one question, region by region                            Fig. 3
+    attribution    where right answers come from, without boxes              attribution.py
+    guards         is such a region a circle?                                docs/evidence.md
 
 Every table has N, the number of questions: answers to one question are alike, so 95 % intervals are bootstrapped over
 questions. A diagnostic that finds evidence in noise is broken, so every statistic is held against chance, which is its mean
@@ -37,14 +39,28 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image, ImageStat
 from torch import Tensor
+from tqdm import tqdm
 
 import answers
 import ced
 import data
-from config import Config, add_config_flags
+from config import Config, InputError, add_config_flags
 from methods import unrouted_rewards
+from models import Policy, Responses
 from report import describe, example_of
-from rollout import Group, Judgement, judge, regions_of, seeded, span_mask
+from rollout import (
+    Group,
+    Judgement,
+    attributions_of,
+    eyes,
+    given_group,
+    judge,
+    regions_of,
+    right_rows,
+    score_right,
+    seeded,
+    span_mask,
+)
 from studies.proposals import nulls_off_evidence, proposals, with_evidence_of_another
 from studies.study import (
     Rows,
@@ -75,27 +91,29 @@ SWEEPS = {
 }
 ROUND_OFF = {"float32": 1e-6, "bfloat16": 1e-2}  # nats, the sd of s when nothing but rounding differs
 SIMULATED_GROUPS = 2000
+STEPS = (1, 3, 6, 12, 24)  # of the path of `attribution`
 
 
 # ── relevance: 4.1, A.4 ─────────────────────────────────────────────────────────────────────────────────────────────
 def relevance(study: Study) -> tuple[Rows, Figure]:
     """Pr(s(Ω_ev) > μ(s_non)), and the blindfold: the same questions asked and audited on a blank image.
 
-    Chance is the same audit with another question's evidence in the place of this one's, for places are not alike: "left" has
-    its evidence on the left, and without an image that side alone may speak for it.
+    Chance is the same audit in another role (`rival`): with another question's evidence in the place of this one's, for places
+    are not alike: "left" has its evidence on the left, and without an image that side alone may speak for it.
     """
+    policy, config = study.policy, study.config
 
     def look(group: Group) -> dict | None:
-        sample, grid = group.sample, group.vision.grid
-        other = with_evidence_of_another(sample, study.samples, study.policy.grid, study.config)
+        other = rival(study, group)
         if other is None:
             return None
-        masks = torch.cat([regions_of(one, grid, study.config)[0] for one in (sample, other)])  # (2 (1 + K), N)
-        s = answer_sensitivities(study.policy, group, masks, study.config)
-        if not s.numel():
+        masks = [regions_of(policy, one, config)[0] for one in (group, other)]
+        own, others = (
+            answer_sensitivities(policy, one, regions, config).double() for one, regions in zip((group, other), masks)
+        )
+        if not (own.numel() and others.numel()):
             return None
-        own, others = s.double().chunk(2)
-        rate, chance = (float(beats_mean(part).mean()) for part in (own, others))
+        rate, chance = (float(beats_mean(s).mean()) for s in (own, others))
         return {"Pr(s_ev > mean s_non)": rate, "chance Pr(s_ev > mean s_non)": chance,
                 "s_ev": float(own[0].mean()), "s_non": float(own[1:].mean())}  # fmt: skip
 
@@ -111,6 +129,35 @@ def relevance(study: Study) -> tuple[Rows, Figure]:
     return verdicts(rows), pictures.estimates(rows)
 
 
+def rival(study: Study, group: Group) -> Group | None:
+    """The group with what could as well be its evidence; None if the questions hold nothing of the kind.
+
+    Boxes are those of another question. A region that was found for an answer is circular: it is chosen where the answer
+    depends on the image, so noise has one too. It meets that of a wrong answer, found and audited in the same way: the answer
+    to another question of the family stands where the right one stood. In noise neither is ahead of the other.
+    """
+    sample, config = group.sample, study.config
+    if config.evidence == "boxes":
+        other = with_evidence_of_another(sample, study.samples, study.policy.grid, config)
+        return other and replace(group, sample=other)
+    wrong = [s.answer for s in study.samples if s.family == sample.family and not answers.is_correct(
+        f"{answers.OPEN}{s.answer}{answers.CLOSE}", sample.answer, sample.kind)]  # fmt: skip
+    if sample.kind == "yesno":
+        wrong = ["no" if answers.parse_yesno(sample.answer) == "yes" else "yes"]
+    if not wrong:
+        return None
+    other = wrong[int(torch.randint(len(wrong), (), generator=seeded(config.seed, "a wrong answer", sample.id)))]
+    right = [answers.is_correct(text, sample.answer, sample.kind) for text in group.texts]
+    texts = [said_instead(text, other) if is_right else text for text, is_right in zip(group.texts, right)]
+    return given_group(study.policy, replace(sample, answer=other), texts, config)
+
+
+def said_instead(text: str, other: str) -> str:
+    """A response with another answer."""
+    before, _, after = text.rpartition(answers.answer_text(text) or "")
+    return before + other + after
+
+
 def blindfolded(sample: data.Sample, path: Path) -> data.Sample:
     """The sample with a blank image: its mean color, at its size, with its boxes."""
     color = tuple(round(c) for c in ImageStat.Stat(data.open_image(sample.image)).mean)
@@ -124,7 +171,7 @@ def intervention(study: Study) -> tuple[Rows, Figure]:
     name = "AUC P(s_ev > s_non)"
 
     def look(group: Group) -> dict | None:
-        masks, _ = regions_of(group.sample, group.vision.grid, study.config)
+        masks, _ = regions_of(study.policy, group, study.config)
         where = seeded(study.config.seed, "random tokens", group.sample.id)
         control = ced.random_tokens(torch.ones_like(masks[0]), int(masks[0].sum()), where)
         values = {}
@@ -179,7 +226,8 @@ def audit_proposal(study: Study, group: Group, boxes: Tensor) -> dict | None:
     off = nulls_off_evidence(boxes, group.sample, grid, config)
     if off is None:
         return None
-    masks, _ = regions_of(replace(group.sample, boxes=tuple(map(tuple, boxes.tolist()))), grid, config)
+    proposed = replace(group, sample=replace(group.sample, boxes=tuple(map(tuple, boxes.tolist()))))
+    masks, _ = regions_of(study.policy, proposed, replace(config, evidence="boxes"))
     s = answer_sensitivities(study.policy, group, torch.cat([masks, off]), config)  # (1 + 2 K, audited)
     if not s.numel():
         return None
@@ -409,6 +457,101 @@ def audit(study: Study) -> tuple[Rows, Figure]:
     return rows, pictures.one_audit(example_of(group, judgement, rewards, study.config))
 
 
+# ── attribution ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def attribution(study: Study) -> tuple[Rows, Figure]:
+    """Where right answers come from, by steps of the path: how far the attributions are from adding up to what the image brings
+    (completeness), and how well their region overlaps the annotated one; and a picture of one question of each family."""
+    given = study.config.evidence.startswith("attributed")
+    config = study.config if given else replace(study.config, evidence="attributed")
+    seen: dict[int, list[dict]] = {steps: [] for steps in sorted({*STEPS, config.evidence_steps})}
+    shown: dict[str, tuple] = {}
+    for sample in tqdm(study.samples, desc=study.what):
+        group = answer(study, sample)
+        for steps, part in seen.items():
+            part.append(attributed(study.policy, group, replace(config, evidence_steps=steps)))
+        if sample.family not in shown:
+            judgement = judge(study.policy, group, config)
+            rewards = unrouted_rewards(judgement, "answer-ced", config)
+            found = attributions_of(study.policy, group, config)
+            shown[sample.family] = example_of(group, judgement, rewards, config), found
+    rows = [
+        {"steps": steps, "N": len(part), **{name: stats.mean_of(column(part, name), config.seed) for name in part[0]}}
+        for steps, part in seen.items()
+    ]
+    return rows, pictures.attributions(*zip(*shown.values()))
+
+
+def attributed(policy: Policy, group: Group, config: Config) -> dict:
+    """What the image brings to the right answer, what the attributions' sum misses of it, both in nats a chain of thought; and
+    the IoU and precision of their region with the boxes, in tokens (NaN where there are none)."""
+    ids, spans = right_rows(policy, group)
+    ends = [torch.stack([m[0], m[0].mean(0).expand_as(m[0])]) for m in group.vision.features]  # the image, and nothing
+    with torch.no_grad(), eyes(policy, config):
+        with_image, without = score_right(policy, group, ids, spans, ends).sum((1, 2)).tolist()
+    missed = abs(float(attributions_of(policy, group, config).sum()) - (with_image - without))
+    region, sample = regions_of(policy, group, config)[0][0], group.sample
+    truth = ced.region_tokens(torch.tensor(sample.boxes or [(0.0,) * 4]), sample.size, group.vision.grid)
+    both = int((region & truth).sum()) if sample.boxes else math.nan
+    return {"log π(I) − log π(nothing)": (with_image - without) / len(ids), "error": missed / len(ids),
+            "IoU": both / int((region | truth).sum()), "precision": both / int(region.sum())}  # fmt: skip
+
+
+# ── guards ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def guards(study: Study) -> tuple[Rows, Figure]:
+    """An attributed region is chosen where the answer depends on the image, and the audit then asks whether it does: is that a
+    circle? The margin when the reference chooses, as in training; when the policy itself does; when one half of the answers
+    chooses for the other, both ways (cross-fitting); and when the image is blank. `change` is that of one answer's margin."""
+    if study.chain is not None:
+        raise InputError("guards: expected --answers sampled: one given answer has no other half")
+    config = replace(study.config, evidence="attributed")
+    seen: dict[str, list[dict]] = {name: [] for name in ("reference", "policy", "other half", "blank image")}
+    with tempfile.TemporaryDirectory() as scratch:
+        for i, sample in enumerate(tqdm(study.samples, desc=study.what)):
+            group = answer(study, sample)
+            blank = answer(study, blindfolded(sample, Path(scratch) / f"{i}.png"))
+            own = chosen_by(study.policy, group, group, config)
+            values = {
+                "reference": own,
+                "policy": chosen_by(study.policy, group, group, replace(config, evidence="attributed-policy")),
+                "other half": crossed(study.policy, group, config),
+                "blank image": chosen_by(study.policy, blank, blank, config),
+            }
+            for name, (region, m) in values.items():
+                if len(m) and len(own[1]):
+                    iou = float((region & own[0]).sum(-1).div((region | own[0]).sum(-1)).mean())
+                    change = float((m - own[1]).abs().mean()) if name != "blank image" else math.nan
+                    seen[name].append({"m": float(m.mean()), "change": change, "IoU": iou})
+    rows = [
+        {"the region is chosen by": name, "N": len(part), "m": stats.mean_of(column(part, "m"), config.seed),
+         **{f"{key} from the reference's": float(column(part, key).mean()) for key in ("change", "IoU")}}
+        for name, part in seen.items() if part
+    ]  # fmt: skip
+    if not rows:
+        raise InputError("no answer could be audited: the policy's own answers lack <answer> … </answer>")
+    return rows, pictures.estimates(rows)
+
+
+def chosen_by(policy: Policy, chooser: Group, judged: Group, config: Config) -> tuple[Tensor, Tensor]:
+    """The region (N,) that one group's answers choose, and the margins (audited,) of another's there."""
+    masks = regions_of(policy, chooser, config)[0]
+    return masks[0], ced.evidence_margin(answer_sensitivities(policy, judged, masks, config), config.eps_margin)
+
+
+def crossed(policy: Policy, group: Group, config: Config) -> tuple[Tensor, Tensor]:
+    """The regions (2, N) that the halves of a group choose for each other, and the margins (audited,) of its answers there."""
+    middle = len(group.texts) // 2
+    halves = part_of(group, slice(middle)), part_of(group, slice(middle, None))
+    regions, margins = zip(*(chosen_by(policy, *pair, config) for pair in (halves[::-1], halves)))
+    return torch.stack(regions), torch.cat(margins)
+
+
+def part_of(group: Group, rows: slice) -> Group:
+    """Some of a group's answers."""
+    r = group.responses
+    responses = Responses(r.ids[rows], r.mask[rows], r.log_probs[rows], r.unit_log_probs[rows])
+    return replace(group, responses=responses, texts=group.texts[rows], spans=group.spans[rows])
+
+
 DIAGNOSTICS = {
     "reward": reward,
     "relevance": relevance,
@@ -418,6 +561,8 @@ DIAGNOSTICS = {
     "closure": closure,
     "confidence": confidence,
     "audit": audit,
+    "attribution": attribution,
+    "guards": guards,
 }
 
 
@@ -480,12 +625,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=int, dest="eval_prompts", default=argparse.SUPPRESS, help="same as --eval-prompts")
     parser.add_argument("--answers", choices=("sampled", "given"), default="sampled", help="the policy's own, or the right one")
     parser.add_argument("--chain", default="", help="what stands before a given answer")
-    one = parser.add_argument_group("audit")
+    one = parser.add_argument_group("audit, and attribution of one's own question")
     one.add_argument("--image", type=Path, help="the image of the question")
     one.add_argument("--question", help="the question")
     one.add_argument("--answer", help="the answer whose evidence is audited")
-    one.add_argument("--box", action="append", metavar="X,Y,W,H", help="a box of the evidence, in pixels; may be repeated")
+    one.add_argument("--box", action="append", metavar="X,Y,W,H", help="a box of the evidence, in pixels; may be repeated; "
+                     "without any, --evidence attributed")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument("--debug", action="store_true", help="show where an error of the input was met")
     add_config_flags(parser)
     return parser
 
@@ -501,7 +648,7 @@ def diagnose(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input."""
     args = make_parser().parse_args(argv)
-    return ranks.command("studies.diagnose", lambda: diagnose(args))
+    return ranks.command("studies.diagnose", lambda: diagnose(args), args.debug)
 
 
 if __name__ == "__main__":

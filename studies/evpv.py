@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from reading import make_folder
 from related.evpv import Triple, support
 from studies.evpv_cases import (
     GROUP,
@@ -237,7 +238,7 @@ def others(troupe: roles.Troupe, cast: dict[str, roles.Policy], n: int) -> list[
 def act(args: argparse.Namespace) -> None:
     """Runs the study and writes it down."""
     out = args.out
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out, "--out")
     torch.manual_seed(args.seed)
     results = run(out, args.seed, args.questions, args.full, args.deadline)
     name = "results.json" if args.seed == 0 else f"results-{args.seed}.json"
@@ -254,13 +255,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--questions", type=int, default=100, help="of each split (default: %(default)s)")
     parser.add_argument("--full", action="store_true", help="other verifiers and extractors, more gates under corruption")
     parser.add_argument("--deadline", type=float, default=math.inf, help="seconds of training a role, at most")
+    parser.add_argument("--debug", action="store_true", help="show where an error of the input was met")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input."""
     args = make_parser().parse_args(argv)
-    return ranks.command("studies.evpv", partial(act, args))
+    return ranks.command("studies.evpv", partial(act, args), args.debug)
 
 
 if __name__ == "__main__":

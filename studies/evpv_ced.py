@@ -46,20 +46,20 @@ def look_margins(policy: roles.Policy, case: Case, vision: roles.Vision, config:
     at = torch.arange(ids.shape[1])
     begins = torch.cat([torch.zeros_like(ends[:, :1]), ends[:, :1] + 1], 1)  # the first look begins behind <think>
 
-    def score(features: list[torch.Tensor]) -> torch.Tensor:
-        return policy.log_probs(policy.read(prompt, vision.edited(features)), ids, 1.0)
+    def score(pages: list[list[torch.Tensor]]) -> torch.Tensor:
+        return policy.log_probs(policy.read(prompt, vision.edited(*pages)), ids, 1.0)
 
     rows = [i for i, one in enumerate(case.responses) if one.labels]
     maps = [feature[0] for feature in vision.features]
     with torch.inference_mode():
-        plain = score([feature[:1] for feature in vision.features])[0]  # (G, T)
+        plain = score([[feature[:1] for feature in vision.features]])[0]  # (G, T)
         for j, name in enumerate(case.question.names):
             span = (begins[:, j, None] + (j == 0) <= at) & (at < ends[:, j, None])  # (G, T)
             boxes, margins = column(case.facts or [], name), torch.zeros(len(rows))
             if boxes is not None:
                 draw = seeded(config.seed, case.question.text, case.row, j)
                 masks, _ = ced.audit_regions(boxes, SIZE, vision.grid, config.k, config.max_iou, draw)
-                s = ced.audit(score, plain, maps, masks, vision.grid, config.intervention, config.ring, draw)
+                s = ced.audit(score, plain, [(maps, vision.grid)], masks, config.intervention, config.ring, draw)
                 margins = ced.answer_margin(s, span, config.eps_margin)
             for i, margin, total in zip(rows, margins.tolist(), (plain * span).sum(-1).tolist()):
                 m[i].append(margin)

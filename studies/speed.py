@@ -125,7 +125,7 @@ def make_bench(policy: Policy, sample: data.Sample, config: Config) -> Bench:
     group = rollout.sample_group(policy, sample, config, config.group_size, rollout.seeded(0, device=policy.device))
     end = group.responses.ids.shape[1] - AFTER
     group = replace(group, spans=[(end - ANSWER, end)] * config.group_size)
-    return Bench(policy, config, group, rollout.regions_of(sample, group.vision.grid, config)[0])
+    return Bench(policy, config, group, rollout.regions_of(policy, group, config)[0])
 
 
 def half_duplicates(bench: Bench) -> Bench:
@@ -160,6 +160,13 @@ def parts(bench: Bench) -> dict[str, Callable[[], object]]:
         "reference": reference,
         "update": lambda: train.log_probs_of(policy, group, everyone, config).mean().backward(),
     }
+
+
+def attribution(bench: Bench) -> Tensor:
+    """Where the group's answers come from, (N,): what `--evidence attributed` adds to an audit. All answers pass for right."""
+    text = f"<answer> {bench.group.sample.answer} </answer>"
+    right = replace(bench.group, texts=[text] * len(bench.group.texts))
+    return rollout.attributions_of(bench.policy, right, bench.config)
 
 
 def step(bench: Bench, optimizer: torch.optim.Optimizer) -> None:
@@ -340,6 +347,7 @@ def compare(size: str, device: str, g: int, with_trl: bool, folder: Path, repeat
     actions = parts(bench) | {
         "step": partial(step, bench, optimizer),
         "audit, half duplicates": lambda: rollout.audit_answers(policy, repeated.group, bench.masks, config),
+        "attribution": partial(attribution, bench),
         "audit, CoT-CED": lambda: rollout.audit_answers(policy, trace.group, bench.masks, trace.config),
     }
     bar = partial(tqdm, desc=f"G = {g}", leave=False)
@@ -358,6 +366,7 @@ def compare(size: str, device: str, g: int, with_trl: bool, folder: Path, repeat
         "audit_vs_naive": seconds["audit"] / seconds["naive audit"],
         "audit_vs_naive_half_duplicates": seconds["audit, half duplicates"] / seconds["naive audit"],
         "audit_vs_naive_logits_kept": seconds["audit"] / seconds["naive audit, logits kept"],
+        "attribution_vs_audit": seconds["attribution"] / seconds["audit"],
         "cot_audit_vs_naive": seconds["audit, CoT-CED"] / seconds["naive audit"],
         "step_vs_trl": seconds["step"] / seconds["TRL step"] if with_trl else None,
         "peak_memory_vs_trl": memory["step"] / memory["TRL step"] if with_trl else None,
@@ -384,6 +393,7 @@ RATIOS = {
     "audit_vs_naive": "audit / naive audit",
     "audit_vs_naive_half_duplicates": "the same, half of the answers duplicates",
     "audit_vs_naive_logits_kept": "audit / naive audit that projects responses alone",
+    "attribution_vs_audit": "attribution / audit",
     "cot_audit_vs_naive": "CoT-CED's audit / naive audit",
     "step_vs_trl": "step with audits / TRL step without",
     "peak_memory_vs_trl": "peak memory / TRL's",
@@ -437,6 +447,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m studies.speed", description=__doc__, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="G = 8 only, measured once, and no growth")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument("--debug", action="store_true", help="show where an error of the input was met")
     parser.add_argument("--vs", choices=("auto", "trl", "none"), default="auto", help="TRL: if it is installed (auto), or not")
     parser.add_argument("--model", choices=MODELS, default="46m", help="size of the random-weight model (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("runs/speed"), help="folder of growth.png (default: %(default)s)")
@@ -473,8 +484,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 for wrong input."""
     args = make_parser().parse_args(argv)
     if args.memory_of:
-        return ranks.command("studies.speed", lambda: print_memory(args.memory_of, args.model, args.group_size))
-    return ranks.command("studies.speed", lambda: measure(args))
+        return ranks.command("studies.speed", lambda: print_memory(args.memory_of, args.model, args.group_size), args.debug)
+    return ranks.command("studies.speed", lambda: measure(args), args.debug)
 
 
 if __name__ == "__main__":

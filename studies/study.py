@@ -152,11 +152,12 @@ def questions(what: str, splits: dict[str, list[data.Sample]], args: argparse.Na
 
 
 def asked(args: argparse.Namespace) -> data.Sample:
-    """The question of `audit`. Raises InputError for a flag that is missing, an image that does not open, or a bad box."""
-    if missing := [f"--{name}" for name in ("image", "question", "answer", "box") if not getattr(args, name)]:
-        raise InputError(f"audit: expected --image, --question, --answer and --box; missing {', '.join(missing)}")
+    """One's own question, with a box or without. Raises InputError for a flag that is missing, an image that does not open,
+    or a bad box."""
+    if missing := [f"--{name}" for name in ("image", "question", "answer") if not getattr(args, name)]:
+        raise InputError(f"{args.what}: expected --image, --question and --answer; missing {', '.join(missing)}")
     size = data.open_image(args.image, f"--image {args.image}").size
-    boxes = tuple(parse_box(text, size) for text in args.box)
+    boxes = tuple(parse_box(text, size) for text in args.box or ())
     family = "presence" if parse_yesno(args.answer) else "attribute"
     data.check_gold(args.answer, data.kind_of(family))
     return data.Sample("audit", args.image.stem, args.image, size, args.question, args.answer, family, boxes)
@@ -176,10 +177,14 @@ def parse_box(text: str, size: tuple[int, int]) -> tuple[float, float, float, fl
 def prepare(args: argparse.Namespace, given: dict, scratch: Path) -> Study:
     """The study that a command line asks for; given are its Config flags. Raises InputError. The toy is drawn into scratch."""
     config = configuration(args.run, given)
-    one = [asked(args)] if args.what == "audit" else []
+    one = [asked(args)] if args.what == "audit" or args.what == "attribution" and args.image else []
+    if one and not args.box:
+        if config.evidence == "random":
+            raise InputError("--evidence random: as many tokens as a box owns; expected a --box")
+        config = replace(config, evidence="attributed") if config.evidence == "boxes" else config
     policy = policy_of(args.run, config)
     if one:
-        if not data.region_size(torch.tensor(one[0].boxes), one[0].size, policy.grid):
+        if args.box and not data.region_size(torch.tensor(one[0].boxes), one[0].size, policy.grid):
             raise InputError("--box: covers every visual token; expected a region that leaves something to compare it with")
         return Study(args.what, policy, config, one, args.chain)
     train, held_out = load_samples(config, policy, scratch, quiet=True)

@@ -104,7 +104,7 @@ def signed(value: float, digits: int = 3) -> str:
 def question(walk: Walk) -> str:
     """The picture, its token grid, the evidence and the null regions."""
     sample, vision = walk.sample, walk.group.vision
-    masks, nulls = regions_of(sample, vision.grid, walk.config)
+    masks, nulls = regions_of(walk.policy, walk.group, walk.config)
     boxes = [sample.boxes, *nulls.tolist()]
     rows = [("region", "boxes (x, y, width, height) in pixels", "tokens |T(Ω)|", "which")]
     for k, mask in enumerate(masks):
@@ -246,7 +246,7 @@ def null_sizes(walk: Walk) -> list[tuple]:
     for sample in asked:
         group = walk.group_of(sample)
         looked = torch.tensor([world.looks(text) for text in group.texts])
-        evidence = regions_of(sample, group.vision.grid, walk.config)[0][0]
+        evidence = regions_of(walk.policy, group, walk.config)[0][0]
         draw, n = seeded(walk.config.seed, "sizes", sample.id), int(evidence.sum())
         for name, size in {"1 token": 1, "the evidence's": n, "4 times": 4 * n, "all other tokens": len(evidence)}.items():
             nulls = [ced.random_tokens(~evidence, size, draw) for _ in range(walk.config.k)]
@@ -260,7 +260,7 @@ def cost(walk: Walk) -> str:
     """Tokens through the language model: the cached audit's, and the naive one's."""
     group, config = walk.group, walk.config
     g, t, p, versions = len(group.texts), group.responses.ids.shape[1], len(group.prompt), 1 + config.k
-    masks = regions_of(walk.sample, group.vision.grid, config)[0]
+    masks = regions_of(walk.policy, group, config)[0]
     with count_tokens(walk.policy) as counter:
         audit_answers(walk.policy, group, masks, config)
     naive, distinct = g * (versions + 1) * (p + t), len(set(group.texts))

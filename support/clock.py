@@ -13,7 +13,7 @@ from config import Config, flag
 
 
 class Clock:
-    """Seconds spent in each named part of a step. A part that runs out of memory is named in the error."""
+    """Seconds spent in each named part of a step, all times together. A part that runs out of memory is named in the error."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -26,7 +26,7 @@ class Clock:
         except torch.OutOfMemoryError as error:
             error.add_note(f"in the part `{name}` of a step, at a peak of {peak_memory():.1f} GiB")
             raise
-        self.seconds[name] = round(time.perf_counter() - start, 4)
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 4)
 
 
 def peak_memory() -> float:

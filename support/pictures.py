@@ -1,6 +1,7 @@
 """The two pictures of a run, learning curves and the audit sheet, which shows CED at work on real rollouts; and those of
 comparisons, diagnostics and speed."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +31,11 @@ def save(figure: plt.Figure, path: Path, dpi: int = 110) -> None:
 
 
 def learning_curves(rows: Sequence[dict], path: Path) -> None:
-    """Nine panels over the steps of log.jsonl: each curve raw and as a running mean."""
+    """Nine panels over the steps of log.jsonl: each curve raw and as a running mean; what was held out as points."""
+    families = [f for f in data.FAMILIES + data.CONTEXTS if any(f in row["margin"] for row in rows)]
     panels = [
         ("reward and accuracy", ["reward", "accuracy"]),
-        ("margin m of audited answers", [f"margin.{f}" for f in data.FAMILIES]),
+        ("margin m of audited answers", [f"margin.{f}" for f in families]),
         ("gate g(m) of audited answers", ["gate"]),
         ("within-group signal (share of groups)", ["zero_variance", "same_answer_different_reward"]),
         ("mean size of the advantages |A|", ["advantage"]),
@@ -42,16 +44,20 @@ def learning_curves(rows: Sequence[dict], path: Path) -> None:
         ("KL to the reference", ["kl"]),
         ("response length (tokens)", ["response_length"]),
     ]
+    splits = list(dict.fromkeys(split for row in rows for split in row.get("held_out", ())))
     figure, axes = plt.subplots(3, 3, figsize=(13, 9), layout="constrained")
     for axis, (title, names) in zip(axes.flat, panels):
         for name in names:
             values = np.array([lookup(row, name) for row in rows], dtype=float)
             (line,) = axis.plot(values, alpha=0.25, linewidth=0.8)
             axis.plot(running_mean(values), color=line.get_color(), label=name.removeprefix("margin."))
+        for name, (i, split) in itertools.product(set(names) & {"accuracy", "look_share"}, enumerate(splits)):
+            points = [lookup(row, f"held_out.{split}.all.{name}") for row in rows]  # NaN, not drawn, at most steps
+            axis.plot(np.array(points, dtype=float), f"oC{2 + i}", markersize=4, label=f"{name} on {split}, held out")
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("step", fontsize=8)
         axis.grid(alpha=0.2)
-        if len(names) > 1:
+        if len(axis.get_legend_handles_labels()[0]) > 1:
             axis.legend(fontsize=8)
     save(figure, path)
 
@@ -275,6 +281,26 @@ def risk_coverage(curves: dict[str, np.ndarray]) -> plt.Figure:
     axis.set(xlabel="coverage: share of the answers that are kept", ylabel="risk: share of those that are wrong")
     axis.grid(alpha=0.2)
     axis.legend()
+    return figure
+
+
+def attributions(examples: Sequence[Example], found: Sequence[Tensor]) -> plt.Figure:
+    """One row a group: the image, what each visual token adds to log π of the right answer (N,), the evidence region that this
+    makes with its nulls, and their s for one answer, a right one if there is any."""
+    figure, axes = plt.subplots(len(examples), 4, figsize=(16, 3.6 * len(examples)), squeeze=False, layout="constrained")
+    for (plain, heat, regions, bars), example, nats in zip(axes, examples, found):
+        image, (width, height) = data.open_image(example.sample.image), example.sample.size
+        plain.imshow(image)
+        plain.set_title(fill(example.sample.question, width=40), fontsize=9, parse_math=False)
+        heat.imshow(image.convert("L"), cmap="gray")
+        most, extent = float(nats.abs().max()) or 1.0, (-0.5, width - 0.5, height - 0.5, -0.5)
+        drawn = heat.imshow(nats.view(example.grid), cmap="PuOr_r", vmin=-most, vmax=most, alpha=0.65, extent=extent)
+        figure.colorbar(drawn, ax=heat, shrink=0.8).ax.tick_params(labelsize=7)
+        heat.set_title(f"what speaks for \u201c{example.sample.answer}\u201d (nats)", fontsize=9, parse_math=False)
+        for axis in (plain, heat):
+            axis.set_axis_off()
+        draw_regions(regions, example)
+        draw_sensitivities(bars, example, int((example.audited * (1 + 1 * example.correct)).argmax()))
     return figure
 
 

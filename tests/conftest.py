@@ -70,6 +70,14 @@ def few_resamples(monkeypatch):
     monkeypatch.setattr(stats, "RESAMPLES", 100)
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Checkpoints draw no pictures, for time."""
+    import report
+
+    monkeypatch.setattr(report, "draw", lambda *_: None)
+
+
 @pytest.fixture(scope="session")
 def policy():
     """A random Qwen2.5-VL. Tests must leave it as it is."""
@@ -87,6 +95,62 @@ def backbone(policy, tmp_path_factory) -> Path:
     return out
 
 
+# A run of RS-GRPO on the library of three pages: all are retrieved, so every context is sufficient.
+PAGED = ["--method", "rs-grpo", "--steps", "2", "--prompts-per-step", "3", "--group-size", "4", "--max-new-tokens", "14",
+         "--eval-prompts", "1", "--eval-group", "2", "--lr", "1e-4", "--save-every", "1"]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def words():
+    """The embedded backbone with the words of four stages, which it has not learnt to say. Tests must leave it as it is."""
+    from toy import reader
+
+    return reader.base(0)
+
+
+@pytest.fixture(scope="session")
+def words_folder(words, tmp_path_factory) -> Path:
+    """The same policy as a directory, for the command line."""
+    from toy import reader
+
+    out = tmp_path_factory.mktemp("words") / "words"
+    reader.save(words, out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory) -> Path:
+    """Three pages of a toy book, and their questions, as people bring them."""
+    import json
+    import shutil
+
+    from toy import pages
+
+    out = tmp_path_factory.mktemp("library")
+    (book,) = pages.draw_library(out / "books", 1, "three")
+    (out / "pages").mkdir()
+    lines = []
+    for i in range(3):
+        shutil.copy(book.images[i], out / "pages" / f"{i}.png")
+        for question, _ in pages.questions_of([book.pages[i]]):
+            told = question.told_by(book.pages[i])
+            boxes = [list(box) for box in question.shown_by(book.pages[i]).boxes]
+            lines.append({"question": question.text, "answer": told, "evidence_pages": {i: f"{told} {question.noun}"},
+                          "evidence_boxes": {i: boxes}})  # fmt: skip
+    (out / "questions.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return out
+
+
+@pytest.fixture(scope="session")
+def paged_run(library, words_folder, tmp_path_factory) -> Path:
+    """The run of PAGED on one rank."""
+    import train
+
+    out = tmp_path_factory.mktemp("paged") / "whole"
+    assert train.main([*PAGED, "--backbone", str(words_folder), "--data", str(library), "--out", str(out)]) == 0
+    return out
+
+
 @pytest.fixture(scope="session", autouse=True)
 def pair(request, tmp_path_factory):
     """The jobs of two ranks that test_ranks.py waits for, and their folder: started with the first test, on the other core."""
@@ -95,8 +159,8 @@ def pair(request, tmp_path_factory):
         return
     import test_ranks
 
-    folder, world, backbone = tmp_path_factory.mktemp("pair"), *map(request.getfixturevalue, ("world", "backbone"))
-    jobs = test_ranks.start_training_and_asking(folder, world, backbone), test_ranks.start_failing(folder, world)
+    folder, world, *others = tmp_path_factory.mktemp("pair"), *map(request.getfixturevalue, test_ranks.NEEDED)
+    jobs = test_ranks.start_training_and_asking(folder, world, *others), test_ranks.start_failing(folder, world)
     yield *jobs, folder
     for job in jobs:
         job.kill()

@@ -31,18 +31,19 @@ FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
 SMALL = Config(**(TINY_RECIPE | {"steps": 2, "prompts_per_step": 2, "group_size": 4, "eval_prompts": 2, "eval_group": 2}))
 
 
-def config_of(family: str, tokenizer):
-    """A configuration of the family with 4 decoder layers of width 48; Qwen3.5: three linear-attention layers, one full."""
+def config_of(family: str, tokenizer, layers: int = 4, width: int = 48):
+    """A configuration of the family with so many decoder layers; the last of Qwen3.5 is full attention, others linear."""
     text = dict(
-        vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers,
+        num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=2048, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )  # fmt: skip
     vision = dict(
-        depth=2, hidden_size=32, intermediate_size=64, num_heads=2, patch_size=8, spatial_merge_size=2, out_hidden_size=48
+        depth=2, hidden_size=32, intermediate_size=64, num_heads=2, patch_size=8, spatial_merge_size=2, out_hidden_size=width
     )
     ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>") for name, token in backbone.IMAGE_TOKENS.items()}
     if family == "qwen2_5_vl":
-        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
+        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [width // 24] * 3}
         vision |= {"window_size": 32, "fullatt_block_indexes": [1]}
         return Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids)
     if family == "qwen3_vl":
@@ -56,7 +57,7 @@ def config_of(family: str, tokenizer):
         vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
         return Qwen3VLConfig(text_config=text, vision_config=vision, **ids)
     text |= {
-        "head_dim": 16, "full_attention_interval": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "head_dim": 16, "full_attention_interval": layers, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
                             "mrope_section": [2, 2, 2], "mrope_interleaved": True},
@@ -65,11 +66,11 @@ def config_of(family: str, tokenizer):
     return Qwen3_5Config(text_config=text, vision_config=vision, **ids)
 
 
-def random_policy(family: str, seed: int = 0) -> Policy:
+def random_policy(family: str, seed: int = 0, layers: int = 4, width: int = 48) -> Policy:
     """A policy of the family with random weights, three times the usual scale, so that images matter."""
     torch.manual_seed(seed)
     tokenizer = backbone.make_tokenizer()
-    config = config_of(family, tokenizer)
+    config = config_of(family, tokenizer, layers, width)
     classes = (Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration, Qwen3_5ForConditionalGeneration)
     model = dict(zip(FAMILIES, classes))[family](config)
     with torch.no_grad():
@@ -137,11 +138,11 @@ def weights(policy: Policy) -> Tensor:
     return torch.cat([p.detach().flatten() for p in policy.adapter.parameters() if p.requires_grad])
 
 
-def trained(config: Config, samples, out: Path) -> Tensor:
+def trained(config: Config, samples, out: Path, held_out=None) -> Tensor:
     """The weights that a run into `out` ends with."""
     policy, _ = fresh(config)
     out.mkdir(exist_ok=True)
-    train.train(policy, samples, config, out)
+    train.train(policy, samples, config, out, held_out=held_out)
     return weights(policy)
 
 
@@ -172,7 +173,8 @@ def answered(family: str, path: Path) -> tuple[Policy, Group]:
     ids[2] = ids[0]  # a duplicate, measured once and scattered back
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
     prompt = policy.prompt(sample.question, vision.features[0].shape[1])
-    return policy, Group(sample, vision, prompt, None, Responses(ids, mask, *torch.zeros(2, 3, 5)), ["a", "b", "a"], [None] * 3)
+    responses = Responses(ids, mask, *torch.zeros(2, 3, 5))
+    return policy, Group(sample, [vision], prompt, None, responses, ["a", "b", "a"], [None] * 3)
 
 
 def adapter_gradient(policy, loss=None) -> Tensor:

@@ -7,10 +7,23 @@ from pathlib import Path
 import pytest
 
 import answers
-from answers import answer_span, answer_text, is_correct, normalize_word, parse_choice, parse_count, parse_yesno
+from answers import (
+    answer_span,
+    answer_text,
+    is_correct,
+    judged,
+    normalize_word,
+    parse_choice,
+    parse_count,
+    parse_yesno,
+    read,
+    score,
+    word_f1,
+)
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 TRAPS = SHARED / "data" / "benchmarks" / "traps.json"
+REPLIES = SHARED / "data" / "replies" / "replies.jsonl"
 QWEN = SHARED / "data" / "qwen"
 KINDS = {"count", "yesno", "mcq", "word"}
 
@@ -158,7 +171,8 @@ def test_span_keeps_a_token_that_straddles_the_tag():
     ("2nd", None), ("3D", None), ("v1.5", None), ("1.5v", None), ("five (5)", 5),
     ("2 or 3", None), ("2-3", None), ("2–3", None), ("2, 3", None), ("2 3", None), ("2/3", None), ("2 to 3", None),
     ("2 geese or 3 geese", None), ("2 (or 3)", None), ("two or three", None), ("1,0000", None), ("3 or three", 3),
-    ("two thousand three hundred", None), ("two hundred thousand", None),  # beyond the grammar: refused, not misread
+    ("two thousand three hundred", 2300), ("two hundred thousand", 200000), ("fifteen hundred and five", 1505),
+    ("Player 6", None), ("6 is too many.", None), ("Six of them", 6), ("5? No, 6.", 6),
     ("Two here and then six there, eight in all.", 8),
     ("The answer is 8 because 2 rows hold 4 each.", 8), ("Answer: 8 (2 rows of 4)", 8), ("Answer: 2 or 3", None),
     ("The answer is 4. Wait. The answer is 6. I had seen 2.", 6), ("The answer is about 9, not 3.", 9),
@@ -171,10 +185,13 @@ def test_count(text, expected):
 @pytest.mark.parametrize("text, expected", [
     ("Yes", "yes"), ("no.", "no"), ("*No*, never", "no"), ("YES!", "yes"), ("Yes it does", "yes"),
     ("No. One sign says yes.", "no"), ("Yes. There is no doubt.", "yes"), ("I would say yes", "yes"),
-    ("There is no boat.", "no"), ("The answer is no", "no"), ("I looked. Answer: Yes, no boat hides it.", None),
+    ("right", None), ("That's right.", "yes"),  # alone it is a side
+    ("Some would say yes.", None), ("If so, yes.", None), ("Yes, though not at the top.", "yes"),
+    ("There is no boat.", None),  # a "no" that counts boats: the question is not known here
+    ("The answer is no", "no"), ("I looked. Answer: Yes, no boat hides it.", "yes"),
     ("Answer: No. I had thought yes.", "no"), (r"\boxed{yes}", "yes"), ("Y", "yes"), ("(n)", "no"), ("y axis", None),
     ("yes or no", None), ("yes/no", None), ("Yes and no.", None), ("yes no", None), ("I said yes, then no", None),
-    ("Yes, no doubt", None),  # reads as two values: the price of refusing "yes, no"
+    ("Yes, no doubt", "yes"),  # "no" is a value only where it is no determiner
     ("I know", None), ("another notice", None), ("yesterday", None), ("not yes", None), ("I do not know", None),
     ("", None),
 ])
@@ -187,18 +204,19 @@ def test_yesno(text, expected):
     ("C) a cow", "C"), ("C: a cow", "C"), ("C. A cow", "C"), ("C\nIt is big.", "C"), ("It is big.\nSo:\n\nC", "C"),
     ("A", "A"), ("a", "A"), ("A.", "A"), ("(A)", "A"), ("A. a hen", "A"), ("a) hen", "A"), ("'A'", "A"),
     ("A cow", "C"), ("a Cow.", "C"), ("cow", "C"), ("The answer is a cow.", "C"), ("The answer is 'C'.", "C"),
-    ("A bird sits there", None), ("A bird sits on B", "B"), ("Answer: A bird sits there", None),
-    ("A cow. It has horns.", "C"), ("a cow, I think", None), ("Answer: A cow", "C"), ("It is 'C'. It moos", "C"),
+    ("A bird sits there", None), ("A bird sits on B", None), ("Answer: A bird sits there", None),
+    ("A cow. It has horns.", "C"), ("a cow, I think", "C"), ("Answer: A cow", "C"), ("It is 'C'. It moos", "C"),
     ("it's D'or, vitamin-C, A-frame, I'd say", None),
     ("The answer is A because it has wings", "A"), ("the answer is c because it moos", "C"), ("Answer: C", "C"),
     ("The correct option is (C).", "C"), ("I pick C since A. is small", "C"), ("I would go with option C.", "C"),
     ("The answer is C. B is close.", "C"), ("Answer: B. No. Answer: C", "C"), ("Option C is right.", "C"),
-    ("(B) is too small, so (C)", "C"), ("It has the horns of C", "C"), ("It is C, not B.", "C"),
+    ("(B) is too small, so (C)", "C"), ("It has the horns of C", None), ("It is C, not B.", "C"),
     ("It is not C", None), ("It isn't (C).", None), ("It cannot be C", None), ("The answer is not C", None),
     ("A/B", None), ("A, B", None), ("Answer: (A)/(B)", None), ("A B", None), ("A or B", None), ("A\nB", None),
     ("B or C", None), ("B/C", None), ("(B)/(C)", None), ("B, C", None), ("Answer: B or C", None), ("B and C", None),
     ("A. a hen\nB. a goat\nC. a cow", None), ("B is not clear and C is", None), ("Both B and C", None),
     ("a cow or a pig", None), ("E", None), ("Cows, Dogs", None), ("Beyond doubt", None), ("C-shaped", None),
+    ("The answer is anything but C.", None), ("Somebody thinks it is a cow.", None), ("Response: C", "C"),
     ("none", None), ("no", None), ("I can't tell the answer", None), ("", None), ("...", None),
     ("N/A", None), ("n/a", None), ("The answer is N/A.", None), ("(N/A)", None), ("B/A", None), ("N/A, but C", "C"),
 ])
@@ -283,11 +301,11 @@ def test_a_reply_that_repeats_itself_is_judged_in_linear_time(piece):
         assert not is_correct(piece * 2000, gold, kind, PETS)  # a second or more each if a pattern were quadratic
 
 
-# The traps whose verdict is a matter of policy, and ours where it is not the one given:
-#   47  "rules out one letter, leaving another": two letters, no statement, so unreadable (given: right)
-#   67  "The answer is N, not M.": N, which is stated, and M is negated (given: M, the last number)
-# 58 ("Y" is yes), 70 ("none" is 0) and 71 ("one" as a word, not inside "someone") are as given.
-OURS = {47: False, 67: True}
+# The trap whose verdict is a matter of policy, and ours not the one given:
+#   67  "The answer is N, not M.": N, which is stated, and M is denied (given: M, the last number)
+# 47 ("rules out one letter, leaving another"), 58 ("Y" is yes), 70 ("none" is 0) and 71 ("one" as a word, not inside
+# "someone") are as given.
+OURS = {67: True}
 
 
 @pytest.mark.skipif(not TRAPS.exists(), reason=f"no trap file at {TRAPS}")
@@ -301,7 +319,165 @@ def test_traps():
     assert not any(row["must"] for row in rows if row["id"] in OURS)
 
 
+# ---- replies in many words -------------------------------------------------------------------------------------------
+
+# Written before the reader was: what a person reads → replies, between " | " or line ends.
+MCQ = {
+    "C": r"""It's C. | I'd say C. | Final answer: C | Answer = C | My answer would be (C) | C, because it has horns.
+        Must be C. | C — the horns give it away. | So C it is. | I am going with C here. | C is the best match.
+        The best choice is C. | Ｃ． | The animal shown is a cow. | This picture shows a cow in a field.
+        We see a cow, so C. | Choice (C) | option c is right | B is wrong, so it has to be C.
+        At first B looked right, but C is the answer. | Not A, not B: C. | Only C fits the horns.
+        Of the four, C matches best. | The animal isn't a goat but a cow. | It is a cow rather than a goat. | cow (C)
+        “C” | **C**: a cow | C.\n\nReason: A has wings, B is small. | A is a bird. B is too small. That leaves C.
+        {"choice": "C"} | Eliminating A, B and D leaves C. | Looking at the horns\n\n**C** | Thus the correct option: C
+        选C | 答案为C | C选项正确 | 正确选项是C | La respuesta es C. | Die Antwort ist C. | La réponse est C.
+        The correct letter is C. | C) A cow. | A. a hen: no.\nB. a goat: no.\nC. a cow: yes.\nAnswer: C
+        It must be the cow. | I believe the answer is C | Option C.
+        Clearly the answer must be C, not B, since B has no horns. | C.\nA hen is smaller than that. | The right one is C.""",
+    None: r"""It could be B or C. | Possibly A, possibly C. | I can't decide between B and C. | Not C. | C is out. | 20°C
+        ∠C | C is definitely wrong. | It is neither a hen nor a pig. | Is it a cow? | Let me start with option C.
+        None of them. | Consider C first. | Figure C is blurry. | Point C lies on the line
+        The vitamin C content is high. | All of the above | Plan B would be to wait. | I am unable to see any animal.
+        Sorry, no image was provided. | A person is standing there. | To find the answer, we compare A with B, and then
+        Step 1: compare option A with | I do not think it is a cow. | If it were a cow, it would have horns.
+        There is a cow and a pig. | Would B fit? | I doubt that it is C. | The options are A, B, C and D.
+        Group A is larger than group B. | C is less likely than""",
+}
+COUNT = {
+    7: r"""I count seven. | It looks like 7. | There appear to be 7 birds. | I'd say 7 | You can see 7 birds here.
+        That makes 7. | The picture contains 7 birds. | 7 birds in total | In total: 7 | So the total comes to 7.
+        4 + 3 equals 7. | Only 7. | 7! | 7 (4 left, 3 right) | Seven: four left, three right.
+        7 birds: 4 left and 3 right | Count: 7 | count = 7 | about 7 | ７
+        There are 7 birds, 4 on the left and 3 on the right. | 4 in front, 3 behind: 7 in all. | Not 6, but 7.
+        Roughly 7 birds. | We have 4 on the left and 3 on the right, which gives 7. | The number of birds is 7, not 6.
+        exactly seven birds | It is 7, because one is hidden behind another. | First I thought 6, but there are 7.
+        **Count:** seven | 7 pcs. | There are 7 of them. | 共有7只鸟 | 答案为7 | 图中一共有7个 | Es sind 7. | Il y en a 7.
+        Son 7 | $\boxed{7\text{ birds}}$ | Row 1 has 4, row 2 has 3. Total 7. | The answer: 7. Two of them are small.
+        1, 2, 3, 4, 5, 6, 7. There are 7 birds. | 7\n\n4 sit on the wire, 3 on the roof.""",
+    0: "There are no birds. | Zero. | No birds can be seen. | None", 24: "two dozen | 24 eggs", 1200: "1.2 × 10^3 | 1.2×10³",
+    2.5: "2.5 kg | 2½", -3: "−3 | The value is -3.", 2e6: "2,000,000 USD | 2,000,000USD", 5: "5 cm^2 | 5cm", 0.13: ".13",
+    None: r"""6 or 7 | between 6 and 7 | 6–7 | at least 7 | more than 7 | fewer than 7 | several | No idea.
+        I cannot count them. | One cannot say. | One of them is hidden. | Let me count them one by one. | 3rd
+        How many? 7? | Figure 7 | not seven | Starting from the left, 3 birds sit on the wire, and then
+        First, the top row: 4. Then | the 7th bird | 6/7 | Either 6 or 7 birds. | The sign reads 50.
+        There is no way to count them. | Up to 7 | Let me look at row 2.""",
+}
+YESNO = {
+    "yes": r"""Yes it is. | Yes, they do. | yes - both do | Sure. | Of course. | Certainly! | Correct. | True.
+        It is true. | y | Ｙ | YES!! | I would say yes. | I think yes. | My answer is yes | So, yes. | Therefore, yes.
+        The answer: yes. | Answer - Yes | 是的 | eyes? yes | Are they equal? Yes. | Yes; no other one is as tall.
+        Yes, there's no doubt. | Not no, but yes. | 答案：是 | The boat is red, so yes. | **Yes**, it is.
+        Yes\nThere is no other boat. | Final answer: \boxed{\text{Yes}} | Oui. | Sí.""",
+    "no": r"""No it isn't. | No, they don't. | no - neither does | Nope! | Not at all. | Incorrect. | False.
+        It is false. | n | Ｎ | NO | I would say no. | I think no. | My answer is no | So, no. | Therefore, no.
+        The answer: no. | Answer - No | 不是 | 没有 | Are they equal? No. | The answer is not yes but no.
+        The boat is blue, so no. | **No**, it is not. | No\nYes would need a red boat. | Certainly not. | Of course not.
+        Nein. | 答案：否 | Absolutely not!""",
+    None: r"""yes and no | Yes or no? | either yes or no | I have no idea. | There is no image. | No image was given.
+        N/A | Maybe. | I can't say. | There are no signs that tell. | The sign says no. | Note the boats. | Yesterday
+        Is the answer yes? | no. 3 | I know the place. | Let us see whether it is true. | He would say no to that.
+        No information on this.""",
+}
+MORE = [  # options that are harder to tell apart
+    ({"A": "Yes", "B": "No"}, {"A": "Yes | A. Yes | Yes, there is a way.", "B": "No, it does not. | The answer is no. | B",
+                               None: "There is no way through. | Yes and no."}),
+    ({"A": "x < 2", "B": "x > 2", "C": "x = 2"}, {"A": "x < 2 | **A. x < 2** | x<2", "C": "So x = 2.", None: "x ≥ 2",
+                                                  "B": "The solution is x > 2. | $x>2$ | We get x > 2, not x < 2."}),
+    ({"A": "60+k", "B": "60-k", "C": "k"}, {"A": "60+k | 60 + k", "B": "60-k | The answer is 60 - k.", None: "60*k | -60+k"}),
+    ({"A": "3", "B": "4", "C": "34"}, {"A": "3", "B": "The answer is 4.", "C": "Answer: 34",
+                                       None: "-3 | 3.5 | 3/4 | There are 3 rows and 4 columns."}),
+    ({"A": "Georges Seurat", "B": "Seurat", "C": "Paul Signac"}, {
+        "A": "It was painted by Georges Seurat. | Not Signac but Georges Seurat.", "B": "Seurat",
+        "C": "It was made by Paul Signac in 1890. | Paul Signac admired Georges Seurat. The work is by Paul Signac."}),
+]
+UNREAD = {  # a person reads these; unreadable is the price of the rules that keep others from being misread
+    "count": ["7 birds, two of which are flying", "4 + 3 is 7", "VII"],  # looks cut off; no "="; initials and names
+    "yesno": ["No; yes would need two of them."], "mcq": ["The slope is C."],
+}
+
+
+def replies(table: dict) -> list[tuple]:
+    return [(reply.strip().replace("\\n", "\n"), says) for says, text in table.items()
+            for line in text.splitlines() for reply in line.split(" | ")]
+
+
+@pytest.mark.parametrize("options, table", [(PETS, MCQ), *MORE])
+def test_choices_in_many_words(options, table):
+    assert [(r, parse_choice(r, options)) for r, _ in replies(table)] == replies(table)
+
+
+def test_counts_in_many_words():
+    assert [(r, parse_count(r)) for r, _ in replies(COUNT)] == replies(COUNT)
+
+
+def test_yes_and_no_in_many_words():
+    assert [(r, parse_yesno(r)) for r, _ in replies(YESNO)] == replies(YESNO)
+    assert {kind: [read(r, kind, PETS).value for r in rs] for kind, rs in UNREAD.items()} == {
+        "count": [None] * 3, "yesno": [None], "mcq": [None]}
+
+
+@pytest.mark.skipif(not REPLIES.exists(), reason=f"no replies at {REPLIES}")
+def test_replies_are_read_as_a_person_reads_them():
+    right, rows = {}, [row for row in map(json.loads, REPLIES.open()) if row["sure"]]
+    for row in rows:
+        value = read(judged(row["reply"]), row["kind"], row.get("options")).value
+        assert value in (row["says"], None), row  # never another value
+        right.setdefault(row["kind"], []).append(value == row["says"])
+    shares = {kind: sum(of) / len(of) for kind, of in right.items()}
+    assert shares["mcq"] >= 0.98 and shares["count"] >= 0.96 and shares["yesno"] >= 0.96, shares
+
+
+@pytest.mark.parametrize("text, kind, by", [
+    ("（ｂ）", "mcq", "whole"), ("7 dogs", "count", "whole"), ("The answer is 4, not 9.", "count", "stated"),
+    ("7. Three are left, four right.", "count", "alone"), ("A is wrong; C fits.", "mcq", "concluded"),
+    ("3 + 4 = 7", "count", "concluded"), ("There are 7 dogs in 2 rows.", "count", "told"),
+    ("In the field stands a cow.", "mcq", "once"), ("A hen fears a goat. Here is a hen.", "mcq", "last"),
+    ("It could be B or C.", "mcq", ""), ("red", "word", "whole"), ("", "word", ""),
+])
+def test_the_reading_that_decides_is_named(text, kind, by):
+    assert read(text, kind, PETS).by == by
+
+
+# ---- properties ------------------------------------------------------------------------------------------------------
+
+PIECES = ["<answer>", "</answer>", "<think>", "</think>", "yes", "no", "A", "B.", "(C)", "a cow", "7", "1,000", "٣",
+          "١,٠٠٠", "½", "1⁄0", "10^", "×10^-3", "1e999", "²", r"\frac{1}{0}", r"\boxed{", "}", "not", "or", "answer is",
+          "so", "=", "?", "\n", " ", ", ", ". ", ": ", " - ", "\ud800", "\x00", "\U000f0000", "\U0010ffff", "答案是",
+          "，", "two dozen", "hundred", "no one"]
+
+
+def test_any_string_is_read_without_an_error():
+    rng = random.Random(0)
+    for _ in range(3000):
+        text = "".join(rng.choices(PIECES, k=rng.randint(0, 12)))
+        assert parse_choice(text, PETS) in {*PETS, None} and parse_yesno(text) in {"yes", "no", None}
+        assert parse_count(text) is None or isinstance(parse_count(text), float)
+        assert isinstance(normalize_word(text), str)
+
+
+def test_what_is_audited_is_what_is_judged():
+    rng = random.Random(1)
+    for _ in range(3000):
+        text = "".join(rng.choices([*PIECES[:10], " "], k=rng.randint(0, 9)))
+        span = answer_span(list(text), "".join)
+        assert judged(text) == text[slice(*span)] if span else answer_text(judged(text)) is None, text
+
+
 def test_the_module_is_a_leaf():
     source = Path(answers.__file__).read_text()
     imports = [line.split()[1] for line in source.splitlines() if line.startswith(("import ", "from "))]
-    assert set(imports) <= {"re", "unicodedata", "bisect", "collections.abc", "os.path"}
+    assert set(imports) <= {"re", "unicodedata", "bisect", "collections.abc", "os.path", "typing"}
+
+
+# ── answers about pages ──
+@pytest.mark.parametrize("said, gold, f1", [
+    ("3", "3", 1), ("The 3 dogs.", "3 dogs", 1), ("2 dogs", "3 dogs", 0.5), ("3 3 3", "3", 0.5), ("left", "right", 0),
+    ("insufficient to answer", "insufficient", 1), ("Insufficient.", "insufficient to answer", 1), ("", "3", 0),
+    ("insufficient to answer", "3", 0), ("3", "insufficient to answer", 0), ("not enough evidence", "insufficient", 1),
+    ("The evidence is insufficient to answer the question.", "insufficient", 1), ("insufficient funds",) * 2 + (1,),
+    ("insufficient funds", "insufficient", 0), ("3, but insufficient", "3", 0.5),
+])  # fmt: skip
+def test_word_f1_counts_repeated_words_and_knows_abstaining(said, gold, f1):
+    assert word_f1(said, gold) == pytest.approx(f1)
+    assert score(f"<think> 3 </think> <answer> {said} </answer>", gold, "pages") == pytest.approx(f1)

@@ -1,5 +1,6 @@
 """Eqs. 1–5 against hand-worked numbers, double loops and a policy whose evidence is known."""
 
+import itertools
 import math
 import random
 
@@ -166,9 +167,51 @@ def test_random_tokens_stand_in_where_no_place_is_left():
     assert torch.equal(masks[1:], ~masks[:1].expand(3, -1))
 
 
+@pytest.mark.parametrize("rows, columns", [(1, 2), (1, 3), (1, 9), (2, 1), (9, 1), (2, 2), (2, 3)])
+def test_on_the_narrowest_grids_every_region_has_neighbours_and_every_edit_is_finite(rows, columns):
+    """All boxes of whole tokens but the one that is the whole image."""
+    tokens = torch.randn(rows * columns, 4, generator=seeded())
+    corners = itertools.product(range(columns), range(rows), range(1, columns + 1), range(1, rows + 1))
+    boxes = [box for box in corners if box[0] + box[2] <= columns and box[1] + box[3] <= rows and box[2] * box[3] < len(tokens)]
+    for box in boxes:
+        region = torch.tensor([box], dtype=torch.float32) * 28
+        masks, _ = ced.audit_regions(region, (28 * columns, 28 * rows), (rows, columns), 3, 0.05, seeded())
+        assert len(masks) == 4 and masks.any(1).all() and not masks.all(1).any()
+        assert ced.neighbours(masks, (rows, columns), 1).any(1).all()
+        assert intervene(tokens, masks, (rows, columns), "mean", 1, seeded()).isfinite().all()
+
+
 def test_evidence_that_covers_everything_is_refused():
     with pytest.raises(ValueError, match="all 36 visual tokens"):
         ced.audit_regions(torch.tensor([[0.0, 0, 84, 84]]), (84, 84), (6, 6), 3, 0.05, seeded())
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_nulls_of_tokens_are_the_tokens_elsewhere(seed):
+    """Every place by loops; all of them are drawn before any random tokens stand in."""
+    draw, generator = random.Random(seed), seeded(seed)
+    rows, columns = grid = draw.randint(2, 9), draw.randint(2, 9)
+    evidence = torch.rand(rows * columns, generator=generator) < draw.choice([0.05, 0.2, 0.5])
+    evidence[draw.randrange(rows * columns)] = True
+    evidence[draw.randrange(rows * columns)] = False
+    if not evidence.any():
+        evidence[0] = True
+    tokens, overlap = {divmod(int(i), columns) for i in evidence.nonzero()}, draw.choice([0.0, 0.1, 1.0])
+    expected = set()
+    for down in range(-rows, rows + 1):
+        for right in range(-columns, columns + 1):
+            moved = {(r + down, c + right) for r, c in tokens}
+            on_grid = all(0 <= r < rows and 0 <= c < columns for r, c in moved)
+            if (down, right) != (0, 0) and on_grid and len(moved & tokens) <= overlap * len(tokens):
+                expected.add((down, right))
+    masks, shifts = ced.audit_tokens(evidence, grid, len(expected) + 2, overlap, generator)
+    assert set(map(tuple, shifts.tolist())) == expected and len(shifts) == len(expected)
+    assert torch.equal(masks[0], evidence)
+    for mask, (down, right) in zip(masks[1:], shifts.tolist()):
+        assert {divmod(int(i), columns) for i in mask.nonzero()} == {(r + down, c + right) for r, c in tokens}
+    free = int((~evidence).sum())
+    for stand_in in masks[len(shifts) + 1 :]:
+        assert not (stand_in & evidence).any() and int(stand_in.sum()) == min(free, len(tokens))
 
 
 # ── Eq. 1 ──
@@ -215,12 +258,69 @@ def test_zero_and_noise_siblings():
         intervene(tokens, mask, (20, 20), "blur", 1, seeded())
 
 
+# ── several pages ──
+BOX = torch.tensor([[2.0, 2, 24, 24]])
+NONE = torch.zeros(0, 4)
+
+
+def test_the_joint_region_is_page_by_page():
+    mask = ced.joint_tokens([NONE, BOX, NONE], [(84, 84)] * 3, [(6, 6)] * 3)
+    assert mask.shape == (108,) and mask.nonzero().flatten().tolist() == [36, 37, 42, 43]
+
+
+def test_no_page_is_edited_by_its_neighbour():
+    """The first page's last row and the second page's first are neighbours in no picture: each page is what it is alone."""
+    maps = [torch.randn(36, 4, generator=seeded(i)) for i in range(2)]
+    mask = ced.joint_tokens([torch.tensor([[0.0, 60, 84, 24]]), torch.tensor([[0.0, 0, 30, 30]])], [(84, 84)] * 2, [(6, 6)] * 2)
+    seen = []
+    audit(lambda pages: seen.extend(pages) or torch.zeros(1, 1, 1), torch.zeros(1, 1), [([m], (6, 6)) for m in maps],
+          mask[None], "mean", 2, seeded())  # fmt: skip
+    for (edited,), m, own in zip(seen, maps, mask.split(36)):
+        assert torch.equal(edited, intervene(m, own[None], (6, 6), "mean", 2, seeded()))
+    stacked = intervene(torch.cat(maps), mask[None], (12, 6), "mean", 2, seeded())
+    assert not torch.equal(stacked[0], torch.cat([edited[0] for (edited,) in seen]))
+
+
+def test_a_page_without_a_region_stays_as_it_is():
+    tokens = torch.randn(36, 4, generator=seeded())
+    edited = intervene(tokens, torch.zeros(2, 36, dtype=torch.bool), (6, 6), "mean", 2, seeded())
+    assert torch.equal(edited, tokens.expand(2, 36, 4))
+
+
+def test_null_regions_lie_on_any_page_and_off_its_evidence():
+    """Pages of three sizes, evidence on the first two; each null has as many tokens as the evidence, and no token of it."""
+    pages = [((84, 84), (6, 6)), ((112, 84), (6, 8)), ((28, 28), (2, 2))]
+    boxes = [torch.tensor([[14.0, 14, 28, 14]]), torch.tensor([[0.0, 0, 28, 28], [28.0, 28, 14, 14]]), NONE]
+    evidence = ced.joint_tokens(boxes, *zip(*pages))
+    on, moved = torch.zeros(3), 0
+    for seed in range(30):
+        masks, placed = ced.joint_regions(boxes, pages, 3, 0.0, seeded(seed))
+        moved += placed  # the rest, where the boxes of both pages moved to one place, is random tokens
+        assert torch.equal(masks[0], evidence) and (masks.sum(-1) == 7).all() and not (masks[1:] & evidence).any()
+        on += torch.stack([part.any(-1) for part in masks[1:].split([36, 48, 4], -1)]).sum(-1)
+    assert moved > 60 and (on > 0).all()  # the pair of tokens fits on the smallest page too
+
+
+def test_one_page_of_several_has_the_places_of_one():
+    one, _ = ced.audit_regions(BOX, (84, 84), (6, 6), 3, 0.05, seeded(3))
+    joint, placed = ced.joint_regions([BOX], [((84, 84), (6, 6))], 3, 0.05, seeded(3))
+    assert torch.equal(one, joint) and placed == 3
+
+
+def test_a_joint_region_of_nothing_or_of_everything_is_refused():
+    for boxes in ([NONE], [torch.tensor([[0.0, 0, 84, 84]])]):
+        with pytest.raises(ValueError, match="of all 36 visual tokens"):
+            ced.joint_regions(boxes, [((84, 84), (6, 6))], 3, 0.05, seeded())
+    masks, placed = ced.joint_regions([torch.tensor([[0.0, 0, 84, 70]])], [((84, 84), (6, 6))], 2, 0.05, seeded())
+    assert placed == 0 and masks.sum(-1).tolist() == [30, 6, 6]  # no place: what is left outside stands in
+
+
 # ── Eqs. 2 and 3 on a policy whose evidence is known ──
 def reads_one_token(token: int, original: list[torch.Tensor]):
     """A policy whose only answer is the less likely, the further one visual token is from what it was; it sees every map."""
 
-    def score(features):
-        change = sum((m[:, token] - o[token]).norm(dim=-1) for m, o in zip(features, original))
+    def score(pages):
+        change = sum((m[:, token] - o[token]).norm(dim=-1) for m, o in zip(*pages, original))
         return -change[:, None, None]  # (R, G = 1, T = 1)
 
     return score
@@ -228,7 +328,7 @@ def reads_one_token(token: int, original: list[torch.Tensor]):
 
 def margin_of(token: int, masks: torch.Tensor, maps: int = 1) -> float:
     features = [torch.randn(36, 8, generator=seeded(i)) for i in range(maps)]
-    s = audit(reads_one_token(token, features), torch.zeros(1, 1), features, masks, (6, 6), "mean", 2, seeded())
+    s = audit(reads_one_token(token, features), torch.zeros(1, 1), [(features, (6, 6))], masks, "mean", 2, seeded())
     return float(evidence_margin(s.sum(-1), 0.1))
 
 
@@ -243,7 +343,7 @@ def test_a_policy_that_reads_one_token_depends_on_the_region_that_holds_it(maps)
 def test_a_policy_that_reads_nothing_has_margin_exactly_zero():
     masks, _ = ced.audit_regions(torch.tensor([[28.0, 28, 28, 28]]), (84, 84), (6, 6), 3, 0.05, seeded())
     blind, maps = torch.full((2, 4), -1.7), [torch.randn(36, 8)]
-    s = audit(lambda f: blind.expand(len(f[0]), 2, 4), blind, maps, masks, (6, 6), "mean", 2, seeded())
+    s = audit(lambda f: blind.expand(len(f[0][0]), 2, 4), blind, [(maps, (6, 6))], masks, "mean", 2, seeded())
     assert s.shape == (4, 2, 4) and (s == 0).all() and (evidence_margin(s, 0.1) == 0).all()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_sigterm_finishes_the_step_and_saves(samples, tmp_path, monkeypatch):
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(samples, tmp_path):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(samples, tmp_path, undrawn):
     config = replace(SMALL, save_every=1)
     trained(config, samples, tmp_path)
     state = tmp_path / "state.pt"
@@ -107,9 +108,29 @@ def test_a_checkpoint_that_does_not_fit_is_one_line_and_stays(samples, tmp_path,
     assert "\n" not in str(error.value) and {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
+@pytest.fixture(scope="module")
+def one_step(samples, tmp_path_factory) -> Path:
+    """A run of one step."""
+    trained(replace(SMALL, steps=1), samples, tmp_path_factory.mktemp("one") / "run")
+    return tmp_path_factory.getbasetemp() / "one0" / "run"
+
+
+@pytest.mark.parametrize("change, said", [
+    ({"lora_rank": 4}, "lora_rank 16, not 4"), ({"lora_alpha": 8, "seed": 3}, "seed 0, not 3; lora_alpha 32, not 8"),
+    ({"method": "papo"}, "method 'answer-ced', not 'papo'"),
+    ({"families": "counting"}, "families 'attribute.*, not 'counting'"),
+])  # fmt: skip
+def test_a_checkpoint_of_another_run_is_refused(samples, one_step, tmp_path, change, said):
+    shutil.copy(one_step / "state.pt", tmp_path)
+    with pytest.raises(InputError, match=f"state.pt: the checkpoint is that of another run: {said}$"):
+        trained(replace(SMALL, **change), samples, tmp_path)
+
+
 @pytest.mark.parametrize("change", [{"lora_rank": 4}, {"lora_layers": 2}])
-def test_a_checkpoint_of_another_adapter_is_refused(samples, tmp_path, change):
-    trained(replace(SMALL, steps=1), samples, tmp_path)
+def test_a_checkpoint_of_another_adapter_is_refused(samples, one_step, tmp_path, change):
+    """One that does not say whose it is."""
+    state = torch.load(one_step / "state.pt", weights_only=True)
+    torch.save({name: value for name, value in state.items() if name != "config"}, tmp_path / "state.pt")
     with pytest.raises(InputError, match="that of another adapter: .*: expected the shape .*; found"):
         trained(replace(SMALL, **change), samples, tmp_path)
 

@@ -6,7 +6,8 @@ from dataclasses import asdict, fields, replace
 import pytest
 
 import train
-from config import TINY_RECIPE, Config, InputError, configure, flag, load_config
+from config import RECIPES, TINY_RECIPE, Config, InputError, configure, flag, load_config
+from methods import METHODS
 
 
 def test_every_field_of_config_is_a_flag_with_help(capsys):
@@ -21,6 +22,13 @@ def test_the_paper_s_numbers_are_the_defaults():
     c = Config()
     assert (c.group_size, c.steps, c.k, c.tau_g, c.eps_tie, c.lam, c.eps_margin) == (32, 2000, 3, 0.2, 0.1, 0.1, 0.1)
     assert (c.lora_rank, c.lora_alpha, c.lora_layers, c.lr, c.beta, c.temperature) == (16, 32, 4, 1e-5, 0.01, 1.0)
+
+
+def test_methods_about_pages_bring_eq_10_and_flags_override_it():
+    config = configure({"method": "rs-grpo", "backbone": "qwen2.5-vl-7b", "clip_high": 0.3})
+    assert (config.clip_low, config.clip_high, config.average, config.temperature, config.beta) == (0.2, 0.3, "token", 1.2, 0)
+    assert config.span == "evidence" and configure({"method": "answer-ced"}).span == Config().span == "answer"
+    assert list(RECIPES) == [name for name, method in METHODS.items() if method.pages]
 
 
 def test_tiny_brings_its_recipe_and_flags_override_it():
@@ -60,6 +68,8 @@ def test_numbers_out_of_range_are_refused(name, value, expected):
         (["--r-correct", "0"], "--r-correct: expected more than --r-wrong, 0.0; found 0.0"),
         (["--clip-low", "-0.1"], "--clip-low: expected at least 0; found -0.1"),
         (["--beta", "-1"], "--beta: expected at least 0; found -1.0"),
+        (["--eval-every", "-1"], "--eval-every: expected at least 0; found -1"),
+        (["--families", "counting,colour"], "--families: expected names of attribute, counting, spatial, presence, "),
         (["--eps-tie", "-1"], "--eps-tie: expected at least 0; found -1.0"),
     ],
 )

@@ -80,7 +80,7 @@ def test_the_command_prints_and_writes_one_json_object(small_world, tmp_path, ca
 @pytest.mark.parametrize("flags, message", [
     (["relevance", "--run", "nowhere"], "nowhere/config.json: expected the configuration of a run"),
     (["relevance", "--run", "x", "--backbone", "tiny"], "--backbone: --run x has its own"),
-    (["audit", "--question", "q"], "missing --image, --answer, --box"),
+    (["audit", "--question", "q"], "missing --image, --answer"),
     (["audit", "--image", "none.png", "--question", "q", "--answer", "a", "--box", "0,0,1,1"], "--image none.png"),
 ])  # fmt: skip
 def test_wrong_input_is_told(flags, message, capsys):

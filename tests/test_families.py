@@ -22,9 +22,10 @@ import models
 import rollout
 import train
 from benchmarks import Row, harness
-from config import Config
-from methods import METHODS
+from config import Config, configure
+from methods import COMPARED, METHODS, advantages_of, rewards_of
 from models import Policy
+from related import rs_grpo
 from support import pictures
 
 QWEN = SHARED / "qwen"
@@ -223,7 +224,7 @@ def test_a_step_of_every_method_on_real_images(directory, shared, coco_mini, tmp
     parameters = policy.add_lora(config.lora_layers, config.lora_rank, config.lora_alpha)
     optimizer = torch.optim.AdamW(parameters, lr=config.lr)
     sampler = data.BalancedSampler(samples, seed=1)
-    for step, method in enumerate(METHODS):
+    for step, method in enumerate(COMPARED):
         row = train.train_step(policy, sampler.draw(1), optimizer, replace(config, method=method), step)
         assert row["response_length"] > 0 and not row["skipped"]
     assert all(p.isfinite().all() for p in parameters)
@@ -254,3 +255,48 @@ def test_a_reply_that_begins_within_the_templates_thinking_says_so(directory, sh
 def test_likelihoods_equal_a_naive_forward_with_real_tokenizers(shared):
     pairs = [("Question: What floats?\nAnswer:", f" {text}") for text in ("oil", "a heavy iron anchor", "1,024 stones")]
     assert shared.likelihoods(pairs) == pytest.approx([naive_text_log_probs(shared, *pair) for pair in pairs], abs=1e-5)
+
+
+# ── several pages ──
+RECORD = (
+    "<observe>Page [2] counts people.</observe>\n<evidence>\n[1]: no relevant information\n[2]: 3 people\n</evidence>\n"
+    "<think>So it is 3.</think>\n<answer>3</answer>"
+)
+
+
+def paged(coco_mini) -> data.PagedSample:
+    paths = sorted((coco_mini / "images").iterdir())[:2]
+    pages = [data.Page(path, data.open_image(path).size) for path in paths]
+    box = (0.0, 0.0, pages[1].size[0] / 2, pages[1].size[1] / 2)
+    pages[1] = replace(pages[1], boxes=(box,), evidence="3 people")
+    return data.PagedSample("p", "p", tuple(pages), "How many people?", "3", "sufficient", "contained")
+
+
+def test_real_tokenizers_keep_stages_and_evidence(shared):
+    """The stage of every token, against the characters at which the tokenizer itself says that it begins."""
+    encoded = shared.tokenizer(RECORD, add_special_tokens=False, return_offsets_mapping=True)
+    stages = rs_grpo.stages_of(encoded["input_ids"], shared.decode)
+    begins = [RECORD.index(f"<{tag}>") for tag in rs_grpo.STAGES]
+    assert stages == [sum(begin < stop for begin in begins) for _, stop in encoded["offset_mapping"]]
+    assert set(stages) == {1, 2, 3, 4} and rs_grpo.well_formed(RECORD + "<|im_end|>\n")
+    assert rs_grpo.read_evidence(RECORD, 2) == [rs_grpo.NOTHING, "3 people"]
+
+
+def test_pages_stand_numbered_in_real_prompts_and_train(directory, shared, coco_mini):
+    policy = fresh(directory, shared)
+    policy.image_processor.size = {"shortest_edge": 64 * 64, "longest_edge": 128 * 128}  # fewer tokens, for time
+    sample, image = paged(coco_mini), "<|vision_start|>IMAGE<|vision_end|>"
+    text = re.sub(r"(<\|image_pad\|>)+", "IMAGE", policy.decode(rollout.ask(policy, sample, Config())[1]))
+    assert text.endswith("<think>\n\n</think>\n\n") == (directory.name == "qwen3_5_9b")  # no stage is opened in the prompt
+    assert f"Question: How many people?\n[1]:{image}[2]:{image}<|im_end|>" in text and "insufficient to answer" in text
+    config = configure({"method": "rs-grpo", "k": 1})
+    group = rollout.given_group(policy, sample, [RECORD, RECORD.replace("3</answer>", "4</answer>")], config)
+    judgement = rollout.judge(policy, group, config)
+    assert judgement.audited.all() and judgement.r_ans.tolist() == [1, 0]
+    for method in (name for name, row in METHODS.items() if row.pages):
+        rewards = rewards_of(judgement, sample, replace(config, method=method))
+        advantages = advantages_of(policy, group, rewards, config)
+        assert advantages.shape == (group.responses.ids.shape if method.startswith("rs") else (2,)) and advantages[0].max() > 0
+    parameters = policy.add_lora(4, 4, 8)
+    train.learn(policy, group, judgement, rs_grpo.rewards(judgement, config), config, 0, 1)
+    assert max(p.grad.abs().max() for p in parameters) > 0 and all(p.grad.isfinite().all() for p in parameters)

@@ -9,13 +9,13 @@ from helpers import SMALL, first, fresh, gradient, trained, weights
 
 import train
 from config import Config
-from methods import METHODS, Method, rewards_of
+from methods import COMPARED, METHODS, Method, rewards_of
 from rollout import Judgement
 
 CONFIG = Config(**{"group_size": 8, "max_new_tokens": 16})
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", COMPARED)
 def test_every_method_moves_the_adapter(samples, tmp_path, method):
     policy, _ = fresh(SMALL)
     start = weights(policy)
@@ -54,7 +54,7 @@ def test_presence_is_rewarded_by_correctness_alone(samples):
 
 @pytest.mark.parametrize("r_wrong", [0.0, -0.25, 0.5])
 @pytest.mark.parametrize("lam, eps_tie", [(0.1, 0.1), (0.4, 0.05), (0.0, 0.0)])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", COMPARED)
 def test_no_wrong_answer_falls_below_an_unreadable_one(samples, method, r_wrong, lam, eps_tie):
     """Whatever its margin and the weights; at the paper's numbers the floor is r_wrong - eps_tie."""
     m = torch.linspace(-1, 1, 101).tolist()

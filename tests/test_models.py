@@ -1,5 +1,6 @@
 """The prompt read once gives what the naive forward gives: values, gradients, samples, for all three families."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -145,6 +146,25 @@ def test_drawn_tokens_follow_the_distribution():
     assert models.draw(p.log()[None], torch.ones(1)).item() == 3
 
 
+def test_a_bfloat16_model_scores_in_float32_what_it_samples():
+    """log π against a float64 head on the same hidden states; a head that rounds its logits is a hundred times further off."""
+    policy = random_policy("qwen2_5_vl", layers=1)
+    policy.model.to(torch.bfloat16)
+    with torch.no_grad():
+        policy.head.weight *= 20  # logits of up to 10 or so, as trained models have
+        vision = policy.encode(random_image(90, 60))
+        prefix = policy.read(policy.prompt(QUESTION, vision.features[0].shape[1]), vision)
+        drawn = policy.sample(prefix, 4, 6, 1.0, [torch.Generator().manual_seed(3)])
+        again = policy.log_probs(prefix, drawn.ids, 1.0)[0]
+        hidden = policy.states(prefix.fork(torch.zeros(4, dtype=torch.long)), drawn.ids)
+        logits = [(hidden.to(d) @ policy.head.weight.to(d).T).double() for d in (torch.float64, torch.bfloat16)]
+        exact, rounded = (x.log_softmax(-1).gather(-1, drawn.ids[..., None])[..., 0] for x in logits)
+    assert again.dtype == torch.float32 and (again - exact)[drawn.mask].abs().max() < 1e-5
+    assert (rounded - exact)[drawn.mask].abs().max() > 1e-3
+    first = drawn.log_probs[:, 0], again[:, 0]  # later tokens are read one by one or together, which bfloat16 rounds otherwise
+    torch.testing.assert_close(*first, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_token_log_prob_and_its_gradient_are_autograds(temperature):
     draw = torch.Generator().manual_seed(0)
@@ -206,6 +226,50 @@ def test_a_batch_of_one_is_the_prompt_of_training(setting):
     assert torch.equal(composed, prompt)
     with torch.inference_mode():
         assert torch.equal(policy.read_batch([(composed, visions)]).hidden, policy.read(prompt, vision).hidden)
+
+
+PAGES = [(90, 60), (32, 80), (64, 64), (48, 32), (80, 90)]  # of several sizes
+
+
+@pytest.mark.parametrize("k", [2, 5])
+def test_several_pages_equal_the_naive_forward_in_values_and_gradients(setting, k):
+    """R = 2 versions of every page, read together: row 0 is the naive forward over all pages, row 1 that of their others."""
+    policy, parameters, ids = *setting[:2], setting[5]
+    images = [random_image(*size, seed=i) for i, size in enumerate(PAGES[:k])]
+    visions = [policy.encode(image) for image in images]
+    n_visual = [v.features[0].shape[1] for v in visions]
+    prompt = policy.prompt_of_pages(QUESTION, n_visual, "{pages} {question} Think.")
+    assert len(set(n_visual)) == k and [t for t in policy.decode(prompt).split() if t == "[UNK]"]
+    other = [random_image(*size, seed=9 + i) for i, size in enumerate(PAGES[:k])]
+    both = [v.edited([torch.cat(pair) for pair in zip(v.features, policy.encode(o).features)]) for v, o in zip(visions, other)]
+    weights = torch.randn(ids.shape, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        prefix = policy.read(prompt, both)
+        assert prefix.position[0] == policy.positions(prompt, visions).max() + 1
+        versions = policy.log_probs(prefix, ids, 0.7)
+        for fast, pages in zip(versions, (images, other)):
+            naive = torch.stack([naive_log_probs(policy, prompt, pages, row, 0.7) for row in ids[:2]])
+            torch.testing.assert_close(fast[:2], naive, atol=2e-5, rtol=0)
+    assert (versions[0] - versions[1]).abs().max() > 1e-3
+    loss = (policy.log_probs(policy.read(prompt, visions), ids[:1], 1.0)[0] * weights[:1]).sum()
+    fast = torch.autograd.grad(loss, parameters)
+    naive = torch.autograd.grad((naive_log_probs(policy, prompt, images, ids[0], 1.0) * weights[0]).sum(), parameters)
+    for a, b in zip(fast, naive):
+        torch.testing.assert_close(a, b, atol=1e-5 * max(1.0, float(b.abs().max())), rtol=0)
+
+
+def test_pages_in_bfloat16_and_pages_that_are_not_those_of_the_prompt(setting):
+    policy = setting[0]
+    visions = [policy.encode(random_image(*size)) for size in PAGES[:2]]
+    prompt = policy.prompt_of_pages(QUESTION, [v.features[0].shape[1] for v in visions])
+    with pytest.raises(ValueError, match="the image has"):
+        policy.read(prompt, visions[:1])
+    half = copy.deepcopy(policy)
+    half.model.to(torch.bfloat16)
+    visions = [half.encode(random_image(*size)) for size in PAGES[:2]]
+    with torch.no_grad():
+        log_probs = half.log_probs(half.read(prompt, visions), setting[5], 1.0)
+    assert visions[0].features[0].dtype == torch.bfloat16 and log_probs.dtype == torch.float32 and log_probs.isfinite().all()
 
 
 def test_two_images_equal_the_naive_forward(setting):

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import SHARED
-from helpers import random_image
+from helpers import random_image, random_policy
 
 import data
+import grpo
 import models
 import train
 from config import Config
@@ -51,13 +52,33 @@ def test_memory_grows_with_what_it_should():
                                  intermediate_size=128, vocab_size=1000))  # fmt: skip
     config = Config(group_size=8, max_new_tokens=100, sample_rows=8)
     assert plan.cache_bytes(text) == 4 * 2 * 2 * 16 * 2
-    base = plan.memory(config, text, 10**6, 10**4, 300)
+    base = plan.memory(config, text, 10**6, 10**4, 300, kept=10**6)
     assert base["KV cache of sampling"] == 8 * 400 * plan.cache_bytes(text)
-    assert base["KV cache of the audit"] == (4 * 300 + 4 * 8 * 400) * plan.cache_bytes(text)
-    chunked = plan.memory(replace(config, audit_rows=4, update_rows=2), text, 10**6, 10**4, 300)
+    assert base["KV cache of the audit"] == (4 * 300 + 2 * 4 * 8 * 400) * plan.cache_bytes(text)
+    chunked = plan.memory(replace(config, audit_rows=4, update_rows=2), text, 10**6, 10**4, 300, kept=10**6)
     assert plan.peak(chunked) < plan.peak(base)
     text.layer_types = ["linear_attention"] * 3 + ["full_attention"]
     assert plan.cache_bytes(text) == 2 * 2 * 16 * 2
+
+
+@pytest.mark.parametrize("family, width, rows", [
+    ("qwen2_5_vl", 48, 3), ("qwen2_5_vl", 96, 1), ("qwen3_vl", 48, 3), ("qwen3_5", 48, 3),
+])  # fmt: skip
+def test_what_an_update_keeps_is_what_autograd_saves(family, width, rows, tmp_path):
+    """Counted without storage on the trained layers alone, and measured at the update itself, in bfloat16."""
+    policy = random_policy(family, layers=2, width=width)
+    trained = plan.meta_model(policy.model.config.save_pretrained(tmp_path) or str(tmp_path), 1).requires_grad_(False)
+    grpo.add_lora(trained, 1, 4, 8)
+    policy.model.to(torch.bfloat16)
+    policy.add_lora(1, 4, 8)
+    vision = policy.encode(random_image(90, 60))
+    prompt, ids = policy.prompt("?", vision.features[0].shape[1]), torch.arange(12, 12 + rows * 6).view(rows, 6)
+    weights, saved = {p.data_ptr() for p in policy.model.parameters()}, {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.setdefault(x.untyped_storage().data_ptr(), x), lambda x: x):
+        log_probs = policy.log_probs(policy.read(prompt, vision), ids, 1.0)
+    measured = sum(x.untyped_storage().nbytes() for address, x in saved.items() if address not in weights)
+    assert log_probs.requires_grad and measured > 50_000
+    assert plan.kept_bytes(trained, len(prompt), rows, 6) == pytest.approx(measured, rel=0.01)
 
 
 def test_a_backbone_without_a_configuration(tmp_path):

@@ -36,6 +36,16 @@ def test_a_prompt_that_is_too_long_is_refused_and_named(world, tiny_policy):
         check_prompts(tiny_policy, samples, replace(CONFIG, max_prompt_tokens=longest - 1))
 
 
+def test_the_families_asked_for_are_trained_on_and_all_are_measured(small_world, world, tiny_policy, tmp_path):
+    config = replace(CONFIG, families="spatial, counting")
+    train, held_out = load_samples(config, tiny_policy, tmp_path, quiet=True)
+    assert {s.family for s in train} == {"counting", "spatial"}
+    assert all({s.family for s in samples} == set(data.FAMILIES) for samples in held_out.values())
+    asked = replace(one_image(tmp_path, "train"), families="attribute")
+    with pytest.raises(InputError, match="--families attribute: expected families of .*; it has none to train on"):
+        load_samples(asked, tiny_policy, tmp_path)
+
+
 def one_image(tmp_path, split: str):
     """A folder with one image, whose id falls in a split."""
     image_id = next(i for i in range(1000) if data.split_of(str(i)) == split)

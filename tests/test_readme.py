@@ -1,8 +1,10 @@
 """The words of the README and of docs/ are true: files and their sizes, commands and their flags, functions, links, figures."""
 
+import argparse
 import importlib
 import re
 import shlex
+import sys
 from dataclasses import fields
 
 import pytest
@@ -14,9 +16,10 @@ import evaluate
 import report
 import train
 from benchmarks import BENCHMARKS
-from methods import METHODS, TABLE3
+from methods import COMPARED
 from models import INSTRUCTION
-from studies import comparison, diagnose, evpv, speed
+from studies import comparison, diagnose, evpv, idle, speed
+from support import elastic
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
 README, WORDS = PAGES["README.md"], "\n\n".join(PAGES.values())
@@ -56,13 +59,21 @@ def program(command: str) -> tuple[str, list[str]]:
     return script.removesuffix(".py").replace("/", "."), arguments
 
 
+def parser_of(module: str, arguments: list[str]) -> argparse.ArgumentParser | None:
+    """The program's own parser, where it can be had; the comparison passes unknown flags on to that of train.py."""
+    make = getattr(importlib.import_module(module), "make_parser", None)
+    return make() if make and "--table3" not in arguments else None
+
+
 @pytest.mark.parametrize("command", commands())
 def test_every_command_names_a_real_program_and_real_flags(command, capsys, monkeypatch):
     module, arguments = program(command)
     subject = [word for word in arguments[:1] if not word.startswith("-")]  # what to diagnose, `merge`
     help_flags = [*subject, *(["--table3"] if "--table3" in arguments else []), "--help"]
     monkeypatch.setattr("sys.argv", [module, *help_flags])
-    main = importlib.import_module(module).main
+    main, parser = importlib.import_module(module).main, parser_of(module, arguments)
+    if parser:  # whole, values and all; placeholders of the text are not numbers
+        parser.parse_args(arguments)
     with pytest.raises(SystemExit) as end:
         main(help_flags) if main.__code__.co_argcount else main()
     text = capsys.readouterr().out
@@ -71,13 +82,25 @@ def test_every_command_names_a_real_program_and_real_flags(command, capsys, monk
     assert [flag for flag in flags if not re.search(rf"(?<![\w-]){flag}(?![\w-])", text)] == []
 
 
+def test_torchrun_s_lines_for_one_host_and_many_hand_our_flags_to_our_parser():
+    lines = [command for command in commands() if command.startswith("torchrun ") and " train.py " in command]
+    parsed = [torchrun.parse_args(shlex.split(line)[1:]) for line in lines]
+    assert {args.nnodes for args in parsed} == {"1:1", "2", "1:4", "$SLURM_NNODES"} and len(lines) == 5
+    for args in parsed:
+        assert (args.training_script, args.nproc_per_node) == ("train.py", "8")
+        assert args.nnodes == "1:1" or (args.rdzv_backend == "c10d" and args.rdzv_endpoint.endswith(":29500"))
+        given = train.make_parser().parse_args(args.training_script_args)
+        comes_back = args.max_restarts > 0 or "SLURM" in args.nnodes
+        assert given.backbone == "qwen2.5-vl-7b" and given.resume == (elastic.HERE if comes_back else None)
+
+
 def test_every_diagnostic_has_a_command():
     assert set(re.findall(r"python -m studies.diagnose (\w+)", PAGES["docs/diagnostics.md"])) == set(diagnose.DIAGNOSTICS)
 
 
 def test_flags_named_in_the_text_exist():
     known = {config.flag(field.name) for field in fields(config.Config)} | {"--nproc"}  # the last is named as refused
-    ours = (train, evaluate, comparison, diagnose, evpv, speed)
+    ours = (train, evaluate, comparison, diagnose, evpv, idle, speed)
     parsers = [*(module.make_parser() for module in ours), torchrun.get_args_parser()]
     known |= {option for parser in parsers for action in parser._actions for option in action.option_strings}
     assert {span.split()[0] for span in SPANS if re.match(r"--\w", span)} <= known
@@ -142,9 +165,9 @@ def test_the_instruction_is_the_constant_of_models():
 
 def test_the_comparison_has_a_row_for_every_method_and_the_readme_quotes_its_page():
     page = PAGES["docs/comparison.md"]
-    assert [row[0].strip("`") for row in table_of(page, "| `--method` |")[1:]] == list(METHODS)
+    assert [row[0].strip("`") for row in table_of(page, "| `--method` |")[1:]] == COMPARED
     (columns, *whole), (quoted, *short) = table_of(page, "| method | seeds |"), table_of(README, "| method |")
-    assert [row[0] for row in whole] == ["frozen base", *TABLE3]
+    assert [row[0] for row in whole] == ["frozen base", *COMPARED]
     assert short == [[row[columns.index(name)] for name in quoted] for row in whole]
 
 
@@ -158,3 +181,16 @@ def test_the_table_of_benchmarks_is_that_of_the_code():
     listed = table_of(PAGES["docs/benchmarks.md"], "| benchmark | N |")[1:]
     assert listed == [[f"`{name}`", f"{bench.n:,}", bench.split + (f" ({bench.config})" if bench.config else ""), bench.rule]
                       for name, bench in BENCHMARKS.items()]  # fmt: skip
+
+
+def test_torchrun_is_written_so_that_it_starts():
+    """Its own abbreviations would take `--nproc`, and `--run` of what stands behind it."""
+    printed = [command for command in commands() if command.startswith("torchrun")]
+    assert len(printed) >= 4 and all("--nproc-per-node" in command for command in printed)
+    for command in printed:
+        args = torchrun.parse_args(shlex.split(command)[1:])
+        assert args.nproc_per_node == "8" and (ROOT / args.training_script).is_file()
+    if sys.version_info < (3, 13, 1):  # as docs/gpus.md says
+        for refused in ("--nproc 8 train.py", "--nproc-per-node 8 evaluate.py --run runs/x"):
+            with pytest.raises(SystemExit):
+                torchrun.parse_args(shlex.split(refused))

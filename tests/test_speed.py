@@ -44,6 +44,14 @@ def test_tokens_computed_stay_below_the_bound(bench):
     assert speed.tokens_of(half)["sample and audit"] < tokens["sample and audit"]
 
 
+def test_attribution_follows_every_answer_of_the_group(bench):
+    """As the bench marks them, though they say nothing: the rows end with the answers' tokens."""
+    with speed.count_tokens(bench.policy) as counter:
+        found = speed.attribution(bench)
+    p, row = len(bench.group.prompt), 9 - speed.AFTER - 1  # the last token of a row predicts nothing
+    assert counter["tokens"] == bench.config.evidence_steps * (p + 4 * row) and found.abs().sum() > 0
+
+
 def test_a_step_moves_the_adapter(bench):
     parameters = [p for p in bench.policy.adapter.parameters() if p.requires_grad]
     before = [p.detach().clone() for p in parameters]

@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
+from benchmarks.harness import table_rows
 from benchmarks.tasks import BENCHMARKS, Row, align, content, continuations, find_rows, read_rows, score, to_rows
 from config import InputError
 
@@ -68,7 +69,6 @@ def png(color="red", size=(4, 4)) -> bytes:
 
 # Traps on which the harnesses disagree, and what is decided here. The rest of them is decided as the file suggests.
 POLICY = {
-    47: False,  # "Answer: rules out C, leaving D": the letter must come right after "Answer:"
     67: True,  # "The answer is 5, not 6.": what is stated counts, what is negated does not
     89: True,  # MathVista, 7.9 for 7: truncated, for parity with the official code
     101: False,  # MMMU, "2 million" for 2000000: wrong, for parity with the official code
@@ -148,10 +148,11 @@ def hallusion_rows(seen: bool) -> list[dict]:
 def test_hallusionbench_constant_answers(seen, answer, expected):
     raws = hallusion_rows(seen)
     result = score("hallusionbench", raws, [answer] * len(raws))
-    assert percent(result, "aAcc", "fAcc", "qAcc") == expected
-    assert [result["metrics"][m]["n"] for m in ("aAcc", "fAcc", "qAcc")] == [951 if seen else 1129, 346, 455]
-    with_image = expected if seen else {"No": [57.8339, 0, 20.0], "Yes": [42.1661, 0, 4.6154]}[answer]
-    assert percent(result, "aAcc_with_image", "qAcc_with_image") == with_image[::2]
+    assert percent(result, "aAcc_official", "fAcc", "qAcc_official") == expected
+    assert [result["metrics"][m]["n"] for m in ("aAcc_official", "fAcc", "qAcc")] == [951 if seen else 1129, 346, 455]
+    with_image = {"No": [57.8339, 20.0], "Yes": [42.1661, 4.6154]}[answer]  # whether the others are asked or not
+    assert percent(result, "aAcc", "qAcc") == with_image and (result["metric"], result["n"]) == ("aAcc", 951)
+    assert sum(part["n"] for part in result["parts"].values()) == 951
 
 
 @needs_samples
@@ -191,14 +192,15 @@ def test_mmmu_official_responses():
     metrics = result["metrics"]
     # 327 officially too, but not the same 327 questions. Design_4 is won: "A) Josef Albers" is no letter to the official
     # parser, which then draws one. Pharmacy_27 is lost: the reply lists all four options, of which the official parser
-    # takes the last. Everything else agrees.
+    # takes the last: it is unreadable. Everything else agrees.
     assert round(metrics["multiple_choice"]["value"] * 847) == 327 and metrics["multiple_choice"]["n"] == 847
     correct = {item["id"]: item["correct"] for item in result["items"]}
     assert correct["validation_Design_4"] and not correct["validation_Pharmacy_27"]
     assert [raw["id"] for raw in raws if raw["question_type"] != "multiple-choice" and correct[raw["id"]]] == [
         "validation_Pharmacy_19", "validation_Geography_22"]  # "Step b" for B, "3" for 3
     assert metrics["open"]["n"] == 53 and metrics["accuracy"]["n"] == 900
-    assert len(result["parts"]) == 30 and result["unparsable"] == 0
+    assert len(result["parts"]) == 30 and result["unparsable"] == 1
+    assert round(metrics["official"]["value"] * 900) == 329  # 327 and two open ones
 
 
 def test_mc2_is_the_mass_on_the_true_options():
@@ -280,7 +282,7 @@ def test_the_table_names_seventeen_benchmarks():
 
 def test_prompts():
     assert row("countbench").question.startswith("How many oaks? Note that") and "three" not in row("countbench").question
-    assert row("mmbench").question.startswith("Question: Which tree?\nOptions:\nA. oak\nB. elm\nC. ash\nAnswer with")
+    assert row("mmbench").question.startswith("Question: Which tree?\nOptions:\nA. oak\nB. elm\nC. ash\nPlease select")
     assert row("mmbench", hint="Bark.", D="None").question.startswith("Hint: Bark.\nQuestion: Which tree?")
     assert row("mmbench", D="None").options["D"] == "None"
     assert row("mathvista").question == RAW["mathvista"]["query"]
@@ -324,7 +326,8 @@ def test_boolq_labels(value, answer):
 def test_spatialeval_options_are_read_from_the_text():
     assert row("spatialeval").options == {"A": "Yes", "B": "No"}
     assert row("spatialeval", text="No list.").options == {"B": "No"}  # enough to know the right answer
-    assert verdict("spatialeval", "Yes") == {"id": "mazenav.vqa.1.0", "value": "A", "correct": False}
+    assert verdict("spatialeval", "Yes") == {
+        "id": "mazenav.vqa.1.0", "value": "A", "correct": False, "by": "whole"}
 
 
 def test_freak_asks_in_six_orders():
@@ -336,7 +339,7 @@ def test_freak_asks_in_six_orders():
     assert all(r.options[r.answer] == "an oak" and r.options["D"].startswith("The correct") for r in rows[:6])
     result = score("freak", rows, ["A"] * 6 + ["An oak."])
     assert (result["metric"], result["n"], result["value"]) == ("mcq", 1, pytest.approx(1 / 3))
-    assert result["metrics"]["fib_exact"]["value"] == 1 and result["parts"]["ocr+logic"]["n"] == 1
+    assert result["metrics"]["fib_exact"]["value"] == 1 and list(result["parts"]) == ["shape"]  # the score's
 
 
 def rolled(n: int = 3, copies: int = 3) -> list[dict]:
@@ -356,7 +359,7 @@ def test_mmbench_circular_and_vanilla():
     result = score("mmbench", raws, replies)
     assert (result["value"], result["n"], result["metrics"]["vanilla"]["value"]) == (pytest.approx(2 / 3), 3, 1)
     assert score("mmbench", rolled(copies=1), ["B"] * 3)["metric"] == "vanilla"  # never called circular
-    assert "circular" not in score("mmbench", rolled(copies=2), ["B", "A"] * 3)["metrics"]
+    assert score("mmbench", rolled(copies=2), ["B", "A"] * 3)["metrics"]["circular"]["n"] == 3  # on the copies that there are
     with pytest.raises(InputError, match="rolled copies"):
         score("mmbench", rolled(n=1)[1:], ["A", "C"])
 
@@ -413,6 +416,13 @@ def test_scienceqa_blank_image_and_zero_answer():
     result = score("scienceqa", raws, ["oak", "oak"])
     with_image = result["metrics"]["with_image"]
     assert (result["value"], with_image["value"], with_image["n"]) == (0.5, 0, 1)
+
+
+def test_verdicts_from_a_last_resort_are_counted():
+    raws = [RAW["mmbench"] | {"index": i} for i in range(3)]
+    result = score("mmbench", raws, ["An elm hides an oak. Here is the elm.", "The elm.", "?"])
+    assert [item["by"] for item in result["items"]] == ["last", "whole", ""] and result["last_resort"] == 1
+    assert "*verdicts from a last resort: 1*" in table_rows(result | {"not_asked": 0})
 
 
 def test_unparsable_is_wrong_and_counted():

@@ -12,14 +12,36 @@ from config import InputError
 from rollout import sample_group
 
 
-def test_same_seed_same_weights_other_seed_other_weights(samples, tmp_path):
-    a = trained(SMALL, samples, tmp_path / "a")
+@pytest.fixture(scope="module")
+def plain(samples, tmp_path_factory):
+    """A run, and its weights."""
+    run = tmp_path_factory.mktemp("plain")
+    return run, trained(SMALL, samples, run)
+
+
+def test_same_seed_same_weights_other_seed_other_weights(samples, plain, tmp_path):
+    run, a = plain
     assert torch.equal(a, trained(SMALL, samples, tmp_path / "b"))
     assert not torch.equal(a, trained(replace(SMALL, seed=1), samples, tmp_path / "c"))
-    rows = [[json.loads(line) for line in (tmp_path / run / "log.jsonl").open()] for run in "ab"]
+    rows = [[json.loads(line) for line in (one / "log.jsonl").open()] for one in (run, tmp_path / "b")]
     for a, b in zip(*rows):
         assert {k: v for k, v in a.items() if k != "seconds"} == {k: v for k, v in b.items() if k != "seconds"}
     assert set(a["seconds"]) == {"sample", "judge", "learn", "report"}
+
+
+def test_what_is_measured_and_drawn_on_the_way_moves_nothing(samples, plain, tmp_path):
+    """And a run that goes on has each measurement once."""
+    held_out = {"val": [first(samples, family) for family in ("attribute", "presence")]}
+    watched, run = replace(SMALL, eval_every=2, save_every=1), tmp_path / "watched"
+    assert torch.equal(plain[1], trained(watched, samples, run, held_out))
+    assert all((run / f"{name}.png").stat().st_size > 10_000 for name in ("learning_curves", "audit_sheet"))
+    before = [json.loads(line) for line in (run / "log.jsonl").open()]
+    assert ["held_out" in row for row in before] == [False, True]
+    assert before[1]["held_out"]["val"]["all"]["n"] == 2
+    (run / "state.pt").unlink()  # as after a kill within the second step
+    assert torch.equal(plain[1], trained(watched, samples, run, held_out))
+    again = [json.loads(line) for line in (run / "log.jsonl").open()]
+    assert [row | {"seconds": 0} for row in again] == [row | {"seconds": 0} for row in before]
 
 
 def test_more_updates_leave_ratio_one_and_are_clipped(samples, tmp_path):
@@ -81,6 +103,7 @@ def test_numbers_that_are_not_finite_are_null_in_the_log(samples, tmp_path, monk
     monkeypatch.setattr(train, "train_step", lambda *_: {
         "step": 0, "reward": float("nan"), "accuracy": 0.5, "look_share": 0.0, "kl": float("inf"),
         "margin": {"counting": -float("inf")}, "grad_norm": float("nan"), "skipped": True,
+        "response_length": float("nan"), "seconds": {"sample": 0.5},
     })  # fmt: skip
     train.train(fresh(SMALL)[0], samples, replace(SMALL, steps=1), tmp_path)
     (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
@@ -89,7 +112,7 @@ def test_numbers_that_are_not_finite_are_null_in_the_log(samples, tmp_path, monk
     assert row["accuracy"] == 0.5
 
 
-def test_a_gradient_that_is_not_finite_skips_the_step_and_five_in_a_row_stop_the_run(samples, tmp_path, monkeypatch):
+def test_a_gradient_that_is_not_finite_skips_the_step_and_five_in_a_row_stop_the_run(samples, tmp_path, monkeypatch, undrawn):
     config = replace(SMALL, steps=9, save_every=1)
     policy, _ = fresh(config)
     rewards_of, calls = train.rewards_of, []

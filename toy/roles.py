@@ -38,17 +38,18 @@ VERIFIERS = {  # the scenes of its lessons by mode: what a verifier comes to see
 TAUGHT_GROUP = 4  # solutions of the policy to a question about each
 BATCH, LR = 32, 2e-3
 NEW_STD = 0.08  # of the embeddings of new words: the backbone's own initialisation
-VALUES = [*"123456", *world.COLORS, *steps.COLUMNS, "yes", "no", "is", "not"]  # the tokens of which a response can be wrong
-VALUE_WEIGHT = {"policy": 5.0, "extractor": 10.0}
+# Of the tokens that a response can be wrong about; an extractor learns to count last, and its counts weigh most.
+NUMBERS, WORDS, NAMES = [*"123456"], [*world.COLORS, *steps.COLUMNS, "yes", "no", "is", "not"], [*world.SHAPES]
+WEIGHTS = {"policy": (5.0, 5.0, 1.0), "extractor": (30.0, 10.0, 10.0)}
 MAX_NEW_TOKENS = 64
 ASKED_TOGETHER = 16  # questions sampled in one batch
 
 
-def base(seed: int) -> Policy:
-    """The embedded backbone with the task's words, whose embeddings are random."""
+def base(seed: int, words: Sequence[str] = (*steps.WORDS, *steps.MARKS)) -> Policy:
+    """The embedded backbone with a task's words, whose embeddings are random."""
     policy = Policy.load("tiny")
     known = len(policy.tokenizer)
-    policy.tokenizer.add_tokens(steps.WORDS + steps.MARKS)
+    policy.tokenizer.add_tokens(list(words))
     policy.model.resize_token_embeddings(len(policy.tokenizer), mean_resizing=False)
     rows = policy.model.get_input_embeddings().weight[known:]
     with torch.no_grad():
@@ -56,12 +57,14 @@ def base(seed: int) -> Policy:
     return Policy(policy.model, policy.tokenizer, policy.image_processor)  # the head is another now
 
 
-def draw_scenes(policy: Policy, mode: str, n: int, key: str) -> tuple[list[list[world.Shapes]], Vision]:
+def draw_scenes(
+    policy: Policy, mode: str, n: int, key: str, make: Callable[[str, random.Random], list[world.Shapes]] = steps.make_scene
+) -> tuple[list[list[world.Shapes]], Vision]:
     """n scenes of a mode, and what the tower makes of their images: maps (n, N, D)."""
     scenes, pixels, grids = [], [], []
     for i in tqdm(range(n), desc=f"drawing {n} {mode} images", leave=False):
         rng = random.Random(f"{key} {mode} {i}")
-        scenes.append(steps.make_scene(mode, rng))
+        scenes.append(make(mode, rng))
         batch = policy.image_processor(images=[world.draw_scene(scenes[-1], rng)], return_tensors="pt")
         pixels.append(batch["pixel_values"])
         grids.append(batch["image_grid_thw"][0])
@@ -92,14 +95,15 @@ def response_of(role: str, question: Question, rng: random.Random) -> str:
 
 def examples(policy: Policy, role: str, scenes: Sequence, rng: random.Random) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Endless batches: rows of the pool (B,), ids (B, L) and loss weights (B, L)."""
-    values = torch.tensor(policy.tokenizer.convert_tokens_to_ids(VALUES))
+    of_id = torch.ones(len(policy.tokenizer))
+    for tokens, weight in zip((NUMBERS, WORDS, NAMES), WEIGHTS[role]):
+        of_id[policy.tokenizer.convert_tokens_to_ids(tokens)] = weight
     while True:
         rows, batch = [rng.randrange(len(scenes)) for _ in range(BATCH)], []
         for row in rows:
             question = steps.ask(scenes[row], rng)
             ids = encode(policy, response_of(role, question, rng))
-            weights = torch.where(torch.isin(ids, values), VALUE_WEIGHT[role], 1.0)
-            batch.append(sft.example(prompt_of(policy, role, question), ids, weights))
+            batch.append(sft.example(prompt_of(policy, role, question), ids, of_id[ids]))
         yield torch.tensor(rows), *sft.batch_of(batch, policy.pad_id)
 
 
