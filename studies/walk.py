@@ -139,7 +139,7 @@ def sample(walk: Walk) -> str:
     g, t = group.responses.ids.shape
     return "\n".join([
         f"prompt of P = {len(group.prompt)} tokens: picture, question, instruction; read once, then forked G = {g} times",
-        f"responses (G, T) = ({g}, {t}), ids and log π of each token   rollout.sample_group, models.Policy.sample",
+        f"responses (G, T) = ({g}, {t}), ids and log π of each   rollout.sample_group, models.Policy.sample",
         "which tokens are the answer   answers.answer_span",
         table(*rows),
     ])  # fmt: skip
@@ -194,8 +194,8 @@ def reward(walk: Walk) -> str:
         "Eq. 4   R = R_ans · g(m) + ε_tie · m                       ε_tie = 0.1   ced.evidence_reward",
         "        A = (R − mean) / (σ + 1e-4), over the group                      grpo.group_advantages",
         table(*rows, *((n, *line) for line, n in lines.most_common())),
-        f"m is exactly 1 in float32 for {saturated:.0%} of the look answers, so that their rewards tie; A divides by σ, so",
-        "that it is which answers earn more that matters, and hardly how much more",
+        f"m is exactly 1 in float32 for {saturated:.0%} of the look answers: their rewards tie. A divides by σ, so",
+        "that it matters which answers earn more, and hardly how much more",
     ])  # fmt: skip
 
 
@@ -217,7 +217,7 @@ def what_if(walk: Walk) -> str:
         table(*rows),
         f"below m = {crossing(config):.3f} a right answer earns less than a wrong one can, {config.eps_tie} at m = 1",
         f"an answer that cannot be read earns the floor, {floor(walk):.3f}   methods.floor_of",
-        "with r_wrong < 0 Eq. 4 prefers the wrong answer that did not look: the gate takes its punishment away",
+        "with r_wrong < 0 Eq. 4 prefers the wrong answer that did not look: the gate lifts its punishment",
         "",
         f"why area-matched: mean m of look answers to {MANY} questions of each family, by the size of the nulls",
         table(*sizes),

@@ -40,6 +40,6 @@ def test_a_row_by_hand(tmp_path):
         (out / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in steps))
     row = knobs.row_of("recipe", runs)
     assert (row["conflict"], row["length"], row["judge / sample"]) == (0.75, 20.0, 0.5)
-    assert row["interval"] == pytest.approx((0.6451, 0.8321), abs=1e-4)  # Wilson's of 60 of 80
+    assert row["interval"] == pytest.approx((0.6452, 0.8319), abs=1e-4)  # Wilson's of 60 of 80
     line = knobs.markdown([row]).splitlines()[-1]
     assert line == "| recipe | 2 | 0.75 | 0.65–0.83 | 0.50 | 0.25 | 4.0 | 20.0 | 0.00 | 0.50 |"
