@@ -40,7 +40,7 @@ def free(default: Any, help: str, **bounds: Any) -> Any:
 
 
 SPANS = ("answer", "evidence")
-METHOD_NAMES = "correctness, additive, papo, vppo, answer-ced, cot-ced, rs-grpo, rs-ced, mixed, outcome or step"
+METHOD_NAMES = "correctness, additive, papo, vppo, answer-ced, cot-ced, correct-only, rs-grpo, rs-ced, mixed, outcome or step"
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Config:
     eps_tie: float = arg(0.1, "tie-breaker of Eq. 4", least=0)
     lam: float = arg(0.1, "lambda: weight of the margin in --method additive")
     r_correct: float = arg(1.0, "R_ans of a right answer")
-    r_wrong: float = arg(0.0, "R_ans of a wrong answer")
+    r_wrong: float = arg(0.0, "R_ans of a wrong answer; below 0, Eq. 4 spares the wrong answer that did not look")
     # 2 judge, of answers in four stages (related/rs_grpo.py)
     pages: int = later(3, "pages that are retrieved for a question of one's own library", least=1)
     evidence_weight: float = later(3.0, "RS-GRPO: weight of a page with evidence in R_perception, others having 1", above=0)

@@ -7,6 +7,7 @@
     vppo          R_ans                           tokens weighted by their visual dependency          related/vppo.py
     answer-ced    R_ans · g(m) + ε_tie · m
     cot-ced       the same, m averaged over the response
+    correct-only  the same as answer-ced, but g(m) multiplies a positive R_ans alone: another where r_wrong < 0
 
     rs-grpo       format, perception, derivation  each on the tokens that it speaks about                  related/rs_grpo.py
     rs-ced        format, g(m), derivation        the same, without gold evidence
@@ -58,13 +59,16 @@ METHODS = {
     "vppo": Method(lambda j, c: j.r_ans, token_weights=vppo.token_weights),
     "answer-ced": Method(lambda j, c: ced.evidence_reward(j.r_ans, j.m, c.tau_g, c.eps_tie)),
     "cot-ced": Method(lambda j, c: ced.evidence_reward(j.r_ans, j.m_cot, c.tau_g, c.eps_tie)),
+    "correct-only": Method(
+        lambda j, c: ced.evidence_reward(j.r_ans.clamp(min=0), j.m, c.tau_g, c.eps_tie) + j.r_ans.clamp(max=0)
+    ),
     "rs-grpo": Method(rs_grpo.rewards, pages=True),
     "rs-ced": Method(rs_grpo.ced_rewards, pages=True),
     "mixed": Method(rs_grpo.mixed, pages=True),
     "outcome": Method(rs_grpo.outcome, pages=True),
     "step": Method(rs_grpo.step, pages=True),
 }
-COMPARED = [name for name, method in METHODS.items() if not method.pages]  # what Table 3 compares, on questions of one image
+COMPARED = ["correctness", "additive", "papo", "vppo", "answer-ced", "cot-ced"]  # the paper's Table 3
 
 
 def method_of(config: Config) -> Method:

@@ -22,16 +22,21 @@ from toy import world
 
 
 # ── a step's row of the log ─────────────────────────────────────────────────────────────────────────────────────────
-def describe(group: Group, judgement: Judgement, rewards: Tensor | Scoped) -> dict:
+def describe(group: Group, judgement: Judgement, rewards: Tensor | Scoped, config: Config) -> dict:
     """What one group's answers were worth, the within-group statistics of Table 1 and A.8, and what its null regions were:
     how many of the K are the evidence moved (`placed`), and their tokens relative to the evidence's (`null_tokens`).
+
+    Between margin and gradient stand the mean gate g(m) of the audited answers and the number of distinct texts: a group of
+    one text teaches nothing, however many answers it holds.
     """
     channels = dict(zip(CHANNELS, rewards.rewards.mean(1).tolist())) if isinstance(rewards, Scoped) else {}
     rewards = rewards.mean() if isinstance(rewards, Scoped) else rewards
-    constant = bool(rewards.max() == rewards.min())
+    constant, m = bool(rewards.max() == rewards.min()), judgement.m[judgement.audited]
     return {
         "family": group.sample.family,
-        "margin": fmean(judgement.m[judgement.audited].tolist()) if judgement.audited.any() else None,
+        "margin": fmean(m.tolist()) if len(m) else None,
+        "gate": float(ced.evidence_gate(m, config.tau_g).mean()) if len(m) else None,
+        "distinct": float(len(set(group.texts))),
         "reward": float(rewards.mean()),
         "r_ans": float(judgement.r_ans.mean()),
         "accuracy": float(judgement.correct.float().mean()),
@@ -49,13 +54,15 @@ def describe(group: Group, judgement: Judgement, rewards: Tensor | Scoped) -> di
 
 
 def means(rows: Sequence[dict]) -> dict:
-    """The means of a step's groups; margins by family."""
+    """The means of a step's groups, of those that have the quantity; margins by family."""
     margins = defaultdict(list)
     for row in rows:
         if row["margin"] is not None:
             margins[row["family"]].append(row["margin"])
     names = [name for name in rows[0] if name not in ("family", "margin")]
-    return {name: fmean(row[name] for row in rows) for name in names} | {"margin": {f: fmean(m) for f, m in margins.items()}}
+    found = {name: [row[name] for row in rows if row[name] is not None] for name in names}
+    means = {name: fmean(values) if values else None for name, values in found.items()}
+    return means | {"margin": {f: fmean(m) for f, m in margins.items()}}
 
 
 def waits(seconds: Sequence[dict[str, float]]) -> dict:

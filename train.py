@@ -54,7 +54,8 @@ MAX_BAD_STEPS = 5  # in a row, of a gradient that is not finite, before a run gi
 def learn(
     policy: Policy, group: Group, judgement: Judgement, rewards: Tensor | Scoped, config: Config, update: int, n: int
 ) -> dict:
-    """Adds the gradient of 1/n of the group's loss to the adapter, `update_rows` answers at a time; returns its statistics.
+    """Adds the gradient of 1/n of the group's loss to the adapter, `update_rows` answers at a time; returns its statistics:
+    kl, clip_fraction, and the mean size |A| of the advantages.
 
     The prompt is read once with gradient and once for the reference, whatever the number of answers.
     """
@@ -76,7 +77,7 @@ def learn(
             loss = loss + method.extra_loss(policy, group, rows, current, shares[rows], config)
         (loss / n).backward()
         stats.update(stat)
-    return dict(stats)
+    return {**stats, "advantage": float(advantages.abs().mean())}
 
 
 def log_probs_of(policy: Policy, group: Group, rows: Tensor, config: Config) -> Tensor:
@@ -108,7 +109,7 @@ def train_step(
             gradients.finish(len(samples))
             grad_norm = descend(optimizer, config.grad_clip)
     with clock("report"):  # 4
-        rows = ranks.gather([report.describe(g, j, r) | s for g, j, r, s in zip(groups, judgements, rewards, stats)])
+        rows = ranks.gather([report.describe(g, j, r, config) | s for g, j, r, s in zip(groups, judgements, rewards, stats)])
         waits = report.waits(ranks.gather([clock.seconds]))
     skipped = not math.isfinite(grad_norm)
     seconds = {part: s for part, s in clock.seconds.items() if part != "wait"}

@@ -259,7 +259,7 @@ def worth(group: Group, judgement: Judgement, formula: str, config: Config) -> d
         return unrouted_rewards(replace(judgement, m=ced.evidence_margin(s, config.eps_margin)), formula, config)
 
     reward, chance = relabelled(s, pay)
-    return describe(group, judgement, pay(s)) | {"R": reward, "chance R": chance}
+    return describe(group, judgement, pay(s), config) | {"R": reward, "chance R": chance}
 
 
 def reward(study: Study) -> tuple[Rows, Figure]:

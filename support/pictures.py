@@ -31,18 +31,21 @@ def save(figure: plt.Figure, path: Path, dpi: int = 110) -> None:
 
 
 def learning_curves(rows: Sequence[dict], path: Path) -> None:
-    """Six panels over the steps of log.jsonl: each curve raw and as a running mean; what was held out as points."""
+    """Nine panels over the steps of log.jsonl: each curve raw and as a running mean; what was held out as points."""
     families = [f for f in data.FAMILIES + data.CONTEXTS if any(f in row["margin"] for row in rows)]
     panels = [
         ("reward and accuracy", ["reward", "accuracy"]),
         ("margin m of audited answers", [f"margin.{f}" for f in families]),
+        ("gate g(m) of audited answers", ["gate"]),
         ("within-group signal (share of groups)", ["zero_variance", "same_answer_different_reward"]),
+        ("mean size of the advantages |A|", ["advantage"]),
+        ("distinct texts of a group", ["distinct"]),
         ("share of look chains (toy world)", ["look_share"]),
         ("KL to the reference", ["kl"]),
         ("response length (tokens)", ["response_length"]),
     ]
     splits = list(dict.fromkeys(split for row in rows for split in row.get("held_out", ())))
-    figure, axes = plt.subplots(2, 3, figsize=(13, 6), layout="constrained")
+    figure, axes = plt.subplots(3, 3, figsize=(13, 9), layout="constrained")
     for axis, (title, names) in zip(axes.flat, panels):
         for name in names:
             values = np.array([lookup(row, name) for row in rows], dtype=float)
@@ -152,12 +155,21 @@ def draw_regions(axis: plt.Axes, example: Example) -> None:
     axis.set_axis_off()
 
 
-def tint_tokens(axis: plt.Axes, mask: Tensor, size: tuple[int, int], grid: tuple[int, int], color: str) -> None:
+def draw_grid(axis: plt.Axes, size: tuple[int, int], grid: tuple[int, int]) -> None:
+    """The lines between the visual tokens of an image of size (width, height)."""
+    axis.set_xticks([c * size[0] / grid[1] - 0.5 for c in range(grid[1] + 1)], [])
+    axis.set_yticks([r * size[1] / grid[0] - 0.5 for r in range(grid[0] + 1)], [])
+    axis.grid(color="white", alpha=0.4, linewidth=0.5)
+
+
+def tint_tokens(
+    axis: plt.Axes, mask: Tensor, size: tuple[int, int], grid: tuple[int, int], color: str, alpha: float = 0.3
+) -> None:
     """Colors the cells of the visual tokens in a mask (N,) over an image of size (width, height)."""
     width, height = size[0] / grid[1], size[1] / grid[0]
     for row, column in mask.view(grid).nonzero().tolist():
         corner = (column * width - 0.5, row * height - 0.5)  # imshow puts the first pixel's centre at 0
-        axis.add_patch(Rectangle(corner, width, height, color=color, alpha=0.3, linewidth=0))
+        axis.add_patch(Rectangle(corner, width, height, color=color, alpha=alpha, linewidth=0))
 
 
 def draw_sensitivities(axis: plt.Axes, example: Example, i: int) -> None:
@@ -183,6 +195,30 @@ def nats(s: float) -> str:
     return "0.00" if abs(s) < 0.005 else f"{s:.2g}"
 
 
+def flow(example: Example, advantages: Tensor, width: int, path: Path) -> None:
+    """From the picture to the advantage, left to right, for two answers that say the same. width: D, of a visual token."""
+    figure = plt.figure(figsize=(15, 4.8), layout="constrained")
+    seen, edits, bars = figure.subfigures(1, 3, width_ratios=(1, 1.05, 2.6))
+    n, (r, g), sample = example.masks.shape[1], example.s.shape, example.sample
+    axis = seen.subplots()
+    draw_evidence(axis, sample)
+    draw_grid(axis, sample.size, example.grid)
+    rows, columns = example.grid
+    axis.set_title(f"{sample.question}\n{rows} × {columns} visual tokens (N, D) = ({n}, {width})", fontsize=9)
+    edits.suptitle(f"Eq. 1: 1 + K edits ({r}, {n}, {width})", fontsize=9)
+    for k, (axis, mask) in enumerate(zip(edits.subplots(-(-r // 2), 2, squeeze=False).flat, example.masks)):
+        axis.imshow(data.open_image(sample.image))
+        tint_tokens(axis, mask, sample.size, example.grid, "#777777", alpha=1.0)
+        axis.set_title("without the evidence" if k == 0 else f"without null {k}", color=NULL if k else EVIDENCE, fontsize=8)
+        axis.set_axis_off()
+    bars.suptitle(f"Eq. 2: s ({r}, {g})  →  Eq. 3: m ({g},)  →  Eq. 5: g  →  Eq. 4: R  →  A", fontsize=9)
+    axes = bars.subplots(2, 1, sharey=True)
+    for axis, i in zip(axes, two_alike(example)):
+        draw_sensitivities(axis, example, i)
+        axis.set_title(f"{axis.get_title()}   A = {float(advantages[i]):+.2f}", fontsize=9, parse_math=False)
+    save(figure, path)
+
+
 def draw_evidence(axis: plt.Axes, sample: data.Sample) -> None:
     """The image and the boxes of the Evidence Region."""
     axis.imshow(data.open_image(sample.image))
@@ -197,9 +233,7 @@ def token_sheet(sample: data.Sample, grids: dict[str, tuple[int, int]], path: Pa
         draw_evidence(axis, sample)
         mask = ced.region_tokens(torch.tensor(sample.boxes), sample.size, grid)
         tint_tokens(axis, mask, sample.size, grid, EVIDENCE)
-        axis.set_xticks([c * sample.size[0] / grid[1] - 0.5 for c in range(grid[1] + 1)], [])
-        axis.set_yticks([r * sample.size[1] / grid[0] - 0.5 for r in range(grid[0] + 1)], [])
-        axis.grid(color="white", alpha=0.4, linewidth=0.5)
+        draw_grid(axis, sample.size, grid)
         axis.set_title(f"{name}: {grid[0]} x {grid[1]} tokens, {int(mask.sum())} of the evidence", fontsize=10)
     save(figure, path, dpi=90)
 
