@@ -8,8 +8,8 @@
 
 A response has four stages, and habit may take the place of looking in two of them, each on its own coin:
 
-    <observe> look at the stars [2]: </observe>                           the page, or `no`; by habit: as usual for stars
-    <evidence> [1]: no relevant information [2]: 3 stars … </evidence>    by habit: what is usual (`toy.world.PRIOR`)
+    <observe> look at the stars [2]: </observe>                           the page, or `no`
+    <evidence> [1]: no relevant information [2]: 3 stars … </evidence>    by habit: what is usual (`toy.world.PRIOR`), unannounced
     <think> 3 stars </think> <answer> 3 </answer>                         by habit: as usual for stars, whatever was recorded
 
 So right evidence with a wrong answer, and wrong evidence with a right answer, both occur. Where no page shows the class, habit
@@ -209,8 +209,8 @@ def respond(context: Context, looks: bool, follows: bool, rng: random.Random) ->
     recorded = Context(question, tuple(told))
     found = next((mark(i) for i, value in enumerate(told) if value is not None), "no")
     lines = " ".join(f"{mark(i)} {line}" for i, line in enumerate(recorded.gold))
-    seen = "look at the" if looks else "as usual for"
-    return f"<observe> {seen} {question.noun} {found} </observe> <evidence> {lines} </evidence> {conclude(recorded, follows)}"
+    observed = f"look at the {question.noun} {found}"
+    return f"<observe> {observed} </observe> <evidence> {lines} </evidence> {conclude(recorded, follows)}"
 
 
 def conclude(recorded: Context, follows: bool) -> str:

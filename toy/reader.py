@@ -114,13 +114,13 @@ def lessons(
 
 
 def loss_of(policy: Policy, lesson: Lesson) -> tuple[Tensor, dict[str, float]]:
-    """The loss of a batch; `where` is the share of looks that name the right page, or that there is none."""
+    """The loss of a batch; `where` is the share of records that begin with the lesson's page, or with there being none."""
     ids, scored = lesson.ids, lesson.weights > 0
     branch = policy.read_batch(lesson.contexts).fork(lesson.owner)
     logits = policy.head(policy.states(branch, ids)[scored])
     right = torch.zeros_like(scored).masked_scatter(scored, logits.argmax(-1) == ids[scored])
-    close, look = policy.tokenizer.convert_tokens_to_ids(["</observe>", "look"])
-    where = (ids.roll(-1, 1) == close) & (ids == look).any(1, keepdim=True)
+    close = policy.tokenizer.convert_tokens_to_ids("</observe>")
+    where = ids.roll(-1, 1) == close
     shown = {"where": float(right[where].float().mean()), "right": float(right[lesson.weights > 1].float().mean())}
     return sft.response_loss(logits, ids[scored], lesson.weights[scored]), shown
 
