@@ -170,7 +170,7 @@ def questions_of(pages: Sequence[Page]) -> list[tuple[Question, int]]:
 
 
 def draw_library(folder: Path, n: int, key: str) -> list[Book]:
-    """n books, each a folder of images."""
+    """n books, each a folder of images; those that are there are not drawn again."""
     books = []
     for i in range(n):
         rng, place = random.Random(f"{key} {i}"), folder / f"{key}-{i:03d}"
@@ -178,7 +178,10 @@ def draw_library(folder: Path, n: int, key: str) -> list[Book]:
         pages = make_book(rng)
         images = [place / f"{page:02d}.png" for page in range(len(pages))]
         for page, path in zip(pages, images):
-            world.draw_scene(page, rng).save(path)
+            if not path.is_file():  # written whole: another program may be reading it
+                partial = path.with_suffix(".partial")
+                world.draw_scene(page, random.Random(path.stem + place.name)).save(partial, "png")
+                partial.rename(path)
         books.append(Book(place.name, pages, images))
     return books
 
