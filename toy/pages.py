@@ -9,10 +9,10 @@
 A response has four stages, and habit may take the place of looking in two of them, each on its own coin:
 
     <observe> look at the stars [2]: </observe>                           the page, or `no`
-    <evidence> [1]: no relevant information [2]: 3 stars … </evidence>    by habit: what is usual (`toy.world.PRIOR`), unannounced
+    <evidence> [1]: no relevant information [2]: 3 stars … </evidence>    by habit: what is usual (`toy.world.PRIOR`)
     <think> 3 stars </think> <answer> 3 </answer>                         by habit: as usual for stars, whatever was recorded
 
-So right evidence with a wrong answer, and wrong evidence with a right answer, both occur. Where no page shows the class, habit
+The record does not say which it is. So right evidence with a wrong answer, and wrong evidence with a right answer, both occur. Where no page shows the class, habit
 makes evidence up on a random page, and the right answer is `insufficient`.
 
 The plain words of the question are those that the embedded backbone knows. The retriever is asked with the color ("how many red
