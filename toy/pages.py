@@ -12,8 +12,8 @@ A response has four stages, and habit may take the place of looking in two of th
     <evidence> [1]: no relevant information [2]: 3 stars … </evidence>    by habit: what is usual (`toy.world.PRIOR`)
     <think> 3 stars </think> <answer> 3 </answer>                         by habit: as usual for stars, whatever was recorded
 
-The record does not say which it is. So right evidence with a wrong answer, and wrong evidence with a right answer, both occur. Where no page shows the class, habit
-makes evidence up on a random page, and the right answer is `insufficient`.
+No word announces it. So right evidence with a wrong answer, and wrong evidence with a right answer, both occur. Where no page
+shows the class, habit makes evidence up on a random page, and the right answer is `insufficient`.
 
 The plain words of the question are those that the embedded backbone knows. The retriever is asked with the color ("how many red
 stars"), which is what makes one page of a book the right one.
