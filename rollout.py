@@ -199,15 +199,15 @@ def regions_of(sample: data.Sample, grid: tuple[int, int], config: Config) -> tu
 
 
 def joint_regions_of(sample: data.Sample, visions: Sequence[Vision], config: Config) -> tuple[Tensor, Tensor]:
-    """`regions_of` over the sample's pages: masks (1 + K, Σ N), all False if no page holds evidence. Of null regions on
-    several pages no boxes are kept, (≤ K, 0, 4): the masks show them."""
+    """`regions_of` over the sample's pages: masks (1 + K, Σ N), all False if no page holds evidence, or if all that they show
+    is evidence and there is nothing to compare it with. Of null regions on several pages no boxes are kept, (≤ K, 0, 4)."""
     if isinstance(sample, data.Sample):
         return regions_of(sample, visions[0].grid, config)
     boxes = [torch.tensor(page.boxes).view(-1, 4) for page in sample.pages]
     pages = [(page.size, vision.grid) for page, vision in zip(sample.pages, visions)]
-    if not any(map(len, boxes)):
-        n = sum(vision.features[0].shape[1] for vision in visions)
-        return torch.zeros(1 + config.k, n, dtype=torch.bool), torch.zeros(0, 0, 4)
+    evidence = ced.joint_tokens(boxes, *zip(*pages))
+    if evidence.all() or not evidence.any():
+        return torch.zeros(1 + config.k, len(evidence), dtype=torch.bool), torch.zeros(0, 0, 4)
     where = seeded(config.seed, "regions", sample.id)
     masks, placed = ced.joint_regions(boxes, pages, config.k, config.max_iou, where)
     return masks, torch.zeros(placed, 0, 4)
@@ -219,7 +219,7 @@ def judge(policy: Policy, group: Group, config: Config) -> Judgement:
     masks, nulls = joint_regions_of(sample, group.visions, config)
     if masks.any():
         s, spans, audited = audit_answers(policy, group, masks, config)
-    else:  # nothing on these pages decides the answer, and nothing is to be audited
+    else:  # there is nothing to audit, as where no page decides the answer
         spans = torch.zeros_like(group.responses.mask, device="cpu")
         s, audited = spans.expand(len(masks), *spans.shape).float(), spans.any(-1)
     parsed = torch.tensor([span is not None for span in group.spans])

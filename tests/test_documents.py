@@ -78,10 +78,11 @@ def test_the_record_is_audited_and_the_answer_is_not(library, words):
     assert rollout.audited_spans(words, group, replace(config, span="answer")) == group.spans
     scoped = rs_grpo.ced_rewards(judgement, config)
     assert scoped.rewards.shape == (3, 2) and scoped.rewards[0].tolist() == [1, 1]
-    bare = replace(sample, pages=tuple(replace(page, boxes=()) for page in sample.pages))
-    silent = rollout.judge(words, sampled(words, bare, config, text), config)
-    assert not silent.audited.any() and (silent.m == 0).all() and not silent.masks.any()
-    assert silent.r_ans.tolist() == judgement.r_ans.tolist()
+    for boxes in ((), ((0.0, 0.0, 84.0, 84.0),)):  # nothing is evidence, or everything
+        bare = replace(sample, pages=tuple(replace(page, boxes=boxes) for page in sample.pages))
+        silent = rollout.judge(words, sampled(words, bare, config, text), config)
+        assert not silent.audited.any() and (silent.m == 0).all() and not silent.masks.any()
+        assert silent.r_ans.tolist() == judgement.r_ans.tolist()
 
 
 @pytest.mark.parametrize("method, message", [

@@ -85,7 +85,7 @@ sys.exit(train.main(sys.argv[1:]))
 def two(pair) -> tuple[subprocess.CompletedProcess, Path]:
     """The two ranks when they have ended, and the folder that they leave."""
     job, _, folder = pair
-    out, err = job.communicate(timeout=100)
+    out, err = job.communicate(timeout=200)
     return subprocess.CompletedProcess(job.args, job.returncode, out, err), folder
 
 
@@ -139,7 +139,7 @@ def test_two_ranks_answer_as_one(two, backbone, tmp_path, monkeypatch):
 def test_a_rank_that_fails_ends_the_job_with_its_message(pair):
     """Rank 0 must not wait for it for ever."""
     _, job, _ = pair
-    _, err = job.communicate(timeout=100)
+    _, err = job.communicate(timeout=200)
     assert job.returncode != 0 and "rank 1 is unwell" in err
 
 
