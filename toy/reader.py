@@ -4,7 +4,7 @@ python -m toy.reader [--out DIR] [--seed N]      rebuilds assets/evisrag (7 minu
 
     leg        honest   lr       updates   what comes of it
     read       0.85     1.5e-3   1600      a reader: it finds the page after 500 updates at chance, and all of them after 1400
-    habit      0.45     5e-4     150       the habit that a reward has to break, at either stage
+    habit      0.45     7e-4     300       the habit that a reward has to break, at either stage
 
 Which page shows what was asked is the one thing that is hard to learn: the log has it as `where` from the first update, since
 all other tokens together hide it. The language model is trained whole, the vision tower stays frozen. A context is read once
@@ -46,7 +46,7 @@ class Leg(NamedTuple):
     weight: float
 
 
-LEGS = {"read": Leg(1600, 1.5e-3, 0.85, 6.0), "habit": Leg(150, 5e-4, 0.45, 2.0)}
+LEGS = {"read": Leg(1600, 1.5e-3, 0.85, 6.0), "habit": Leg(300, 7e-4, 0.45, 2.0)}
 
 
 class Lesson(NamedTuple):
