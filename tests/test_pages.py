@@ -66,7 +66,7 @@ def test_the_query_has_the_color_and_the_question_has_not():
 @pytest.mark.parametrize("context, looks, follows, observe, evidence, think, answer", [
     (ONE_OF_THREE, True, True, "look at the stars [2]:", [NOTHING, "2 stars", NOTHING], "2 stars", "2"),
     (ONE_OF_THREE, True, False, "look at the stars [2]:", [NOTHING, "2 stars", NOTHING], "as usual for stars", "3"),
-    (ONE_OF_THREE, False, True, "as usual for stars [2]:", [NOTHING, "3 stars", NOTHING], "3 stars", "3"),
+    (ONE_OF_THREE, False, True, "look at the stars [2]:", [NOTHING, "3 stars", NOTHING], "3 stars", "3"),
     (NONE, True, True, "look at the stars no", [NOTHING] * 3, "no stars", "insufficient"),
     (NONE, True, False, "look at the stars no", [NOTHING] * 3, "as usual for stars", "3"),
 ])  # fmt: skip

@@ -126,5 +126,5 @@ def test_the_shipped_reader_keeps_the_form_and_reads_and_has_habits(tmp_path):
     right = [f"<answer> {samples[i // 4].answer} </answer>" in text for i, text in enumerate(texts)]
     assert sum(map(well_formed, texts)) >= 90  # of 96
     assert 0.3 < sum(right) / 96 < 0.65
-    assert 0.2 < sum("look at" in text.split("</observe>")[0] for text in texts) / 96 < 0.8
+    assert 0.2 < sum("as usual for" in text for text in texts) / 96 < 0.7
     assert sum(file.stat().st_size for file in reader.EVISRAG.iterdir()) <= 4e6

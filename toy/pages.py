@@ -8,12 +8,12 @@
 
 A response has four stages, and habit may take the place of looking in two of them, each on its own coin:
 
-    <observe> look at the stars [2]: </observe>                           the page, or `no`; by habit: as usual for stars
+    <observe> look at the stars [2]: </observe>                           the page, or `no`
     <evidence> [1]: no relevant information [2]: 3 stars … </evidence>    by habit: what is usual (`toy.world.PRIOR`)
     <think> 3 stars </think> <answer> 3 </answer>                         by habit: as usual for stars, whatever was recorded
 
-So right evidence with a wrong answer, and wrong evidence with a right answer, both occur. Where no page shows the class, habit
-makes evidence up on a random page, and the right answer is `insufficient`.
+No word announces it. So right evidence with a wrong answer, and wrong evidence with a right answer, both occur. Where no page
+shows the class, habit makes evidence up on a random page, and the right answer is `insufficient`.
 
 The plain words of the question are those that the embedded backbone knows. The retriever is asked with the color ("how many red
 stars"), which is what makes one page of a book the right one.
@@ -170,7 +170,7 @@ def questions_of(pages: Sequence[Page]) -> list[tuple[Question, int]]:
 
 
 def draw_library(folder: Path, n: int, key: str) -> list[Book]:
-    """n books, each a folder of images."""
+    """n books, each a folder of images; those that are there are not drawn again."""
     books = []
     for i in range(n):
         rng, place = random.Random(f"{key} {i}"), folder / f"{key}-{i:03d}"
@@ -178,7 +178,10 @@ def draw_library(folder: Path, n: int, key: str) -> list[Book]:
         pages = make_book(rng)
         images = [place / f"{page:02d}.png" for page in range(len(pages))]
         for page, path in zip(pages, images):
-            world.draw_scene(page, rng).save(path)
+            if not path.is_file():  # written whole: another program may be reading it
+                partial = path.with_suffix(".partial")
+                world.draw_scene(page, random.Random(path.stem + place.name)).save(partial, "png")
+                partial.rename(path)
         books.append(Book(place.name, pages, images))
     return books
 
@@ -209,8 +212,8 @@ def respond(context: Context, looks: bool, follows: bool, rng: random.Random) ->
     recorded = Context(question, tuple(told))
     found = next((mark(i) for i, value in enumerate(told) if value is not None), "no")
     lines = " ".join(f"{mark(i)} {line}" for i, line in enumerate(recorded.gold))
-    seen = "look at the" if looks else "as usual for"
-    return f"<observe> {seen} {question.noun} {found} </observe> <evidence> {lines} </evidence> {conclude(recorded, follows)}"
+    observed = f"look at the {question.noun} {found}"
+    return f"<observe> {observed} </observe> <evidence> {lines} </evidence> {conclude(recorded, follows)}"
 
 
 def conclude(recorded: Context, follows: bool) -> str:

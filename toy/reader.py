@@ -4,7 +4,7 @@ python -m toy.reader [--out DIR] [--seed N]      rebuilds assets/evisrag (7 minu
 
     leg        honest   lr       updates   what comes of it
     read       0.85     1.5e-3   1600      a reader: it finds the page after 500 updates at chance, and all of them after 1400
-    habit      0.45     5e-4     150       the habit that a reward has to break, at either stage
+    habit      0.45     7e-4     300       the habit that a reward has to break, at either stage
 
 Which page shows what was asked is the one thing that is hard to learn: the log has it as `where` from the first update, since
 all other tokens together hide it. The language model is trained whole, the vision tower stays frozen. A context is read once
@@ -46,7 +46,7 @@ class Leg(NamedTuple):
     weight: float
 
 
-LEGS = {"read": Leg(1600, 1.5e-3, 0.85, 6.0), "habit": Leg(150, 5e-4, 0.45, 2.0)}
+LEGS = {"read": Leg(1600, 1.5e-3, 0.85, 6.0), "habit": Leg(300, 7e-4, 0.45, 2.0)}
 
 
 class Lesson(NamedTuple):
@@ -114,13 +114,13 @@ def lessons(
 
 
 def loss_of(policy: Policy, lesson: Lesson) -> tuple[Tensor, dict[str, float]]:
-    """The loss of a batch; `where` is the share of looks that name the right page, or that there is none."""
+    """The loss of a batch; `where` is the share of records that begin with the lesson's page, or with there being none."""
     ids, scored = lesson.ids, lesson.weights > 0
     branch = policy.read_batch(lesson.contexts).fork(lesson.owner)
     logits = policy.head(policy.states(branch, ids)[scored])
     right = torch.zeros_like(scored).masked_scatter(scored, logits.argmax(-1) == ids[scored])
-    close, look = policy.tokenizer.convert_tokens_to_ids(["</observe>", "look"])
-    where = (ids.roll(-1, 1) == close) & (ids == look).any(1, keepdim=True)
+    close = policy.tokenizer.convert_tokens_to_ids("</observe>")
+    where = ids.roll(-1, 1) == close
     shown = {"where": float(right[where].float().mean()), "right": float(right[lesson.weights > 1].float().mean())}
     return sft.response_loss(logits, ids[scored], lesson.weights[scored]), shown
 
