@@ -6,7 +6,6 @@ their neighbours' mean than when those of K other regions, of exactly as many to
     symbol      code name            shape          where in the paper
     Ω_ev, Ω_k   boxes                (n, 4)         3.1; A.2. n boxes (x, y, width, height) in pixels make one region
     T(Ω)        region_tokens        (N,) bool      3.1; A.2. visual tokens of a region, after spatial merging
-                joint_tokens         (Σ N,) bool    the same over several pages, in their order
     Ω_1 … Ω_K   non_evidence_shifts  (S, 2)         A.2. K of the S places that the evidence can be moved to, in whole tokens
     h, h̃        tokens, intervene    (N, D)         Eq. 1. the vision encoder's output, before and after the edit
     s(Ω)        sensitivity          (R, G, T)      Eq. 2. one row a region, row 0 is Ω_ev
@@ -19,7 +18,6 @@ their neighbours' mean than when those of K other regions, of exactly as many to
 `audit` runs Eqs. 1 and 2 on any policy: it is given one callable that scores answers under edited visual tokens.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -31,9 +29,6 @@ INTERVENTIONS = ("mean", "zero", "noise")
 # How far outside the image, as a share of its side, a box still counts as inside: a far edge, the sum of two coordinates in
 # float32, is off by at most 1.2e-7 of it, and a box that touches the border must not lose its places to rounding.
 EDGE = 1e-6
-
-
-Page = tuple[tuple[int, int], tuple[int, int]]  # the size (width, height) of an image in pixels, and its grid (rows, columns)
 
 
 # ── regions ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -109,63 +104,6 @@ def non_evidence_shifts(boxes: Tensor, image_size: tuple[int, int], grid: tuple[
     inside = ((low >= -EDGE * size) & (high <= (1 + EDGE) * size)).flatten(1).all(1)  # (S,)
     iou = torch.stack([box_iou(moved, box).amax(-1) for box in boxes])  # (n, S)
     return shifts[inside & (iou <= max_iou).all(0) & shifts.any(1)]  # Ω_ev where it is, is no null region
-
-
-def joint_tokens(boxes: Sequence[Tensor], sizes: Sequence[tuple[int, int]], grids: Sequence[tuple[int, int]]) -> Tensor:
-    """T(Ω) of a region that lies on several pages: each page's `region_tokens`, in page order, as one mask (Σ N,).
-
-    boxes has (n, 4) for each page, (0, 4) where nothing of the region lies.
-    """
-    return torch.cat([region_tokens(*page) for page in zip(boxes, sizes, grids)])
-
-
-def page_places(boxes: Tensor, here: Page, there: Tensor, other: Page, max_iou: float) -> Tensor:
-    """Every place on another page that the region of boxes (n, 4) on page `here` can have, as its tokens there: (S, |T(Ω)|).
-
-    In whole tokens, as `non_evidence_shifts`: each box stays inside the page and at IoU ≤ max_iou with each of the evidence
-    boxes (m, 4) that are there. The page may be the same one, and its grid a smaller one, where a region may have no place.
-    """
-    (rows, columns), tokens = other[1], region_tokens(boxes, *here).view(here[1]).nonzero()  # (row, column) of each token
-    (top, left), (bottom, right) = tokens.amin(0).tolist(), tokens.amax(0).tolist()
-    down, across = torch.arange(-top, max(-top, rows - bottom)), torch.arange(-left, max(-left, columns - right))
-    shifts = torch.cartesian_prod(down, across)  # (S, 2): none where the region is larger than the page
-    moved = in_tokens(boxes, *here) + F.pad(shifts.flip(-1), (0, 2))[:, None]  # (S, n, 4)
-    edge = torch.tensor([columns, rows])
-    inside = ((moved[..., :2] >= -EDGE * edge) & (moved[..., :2] + moved[..., 2:] <= (1 + EDGE) * edge)).flatten(1).all(1)
-    apart = box_iou(moved[:, :, None], in_tokens(there, *other)).flatten(1).le(max_iou).all(1)  # (S,)
-    row, column = (tokens + shifts[inside & apart][:, None]).unbind(-1)  # each (S, |T(Ω)|)
-    return row * columns + column
-
-
-def in_tokens(boxes: Tensor, image_size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
-    """Boxes (n, 4) in pixels as boxes in units of one token, float64."""
-    return boxes.double() * torch.tensor([grid[1] / image_size[0], grid[0] / image_size[1]] * 2, dtype=torch.float64)
-
-
-def joint_regions(
-    boxes: Sequence[Tensor], pages: Sequence[Page], k: int, max_iou: float, generator: torch.Generator
-) -> tuple[Tensor, int]:
-    """`audit_regions` over several pages: the token masks (1 + k, Σ N), row 0 the evidence, and how many nulls have a place.
-
-    A null region is the evidence moved to other places, each page's boxes together, on any of the pages: drawn uniformly and
-    without replacement. Where places run out, or what two pages' boxes moved to overlaps, random tokens stand in. Raises
-    ValueError if there is no evidence, or if it covers every token.
-    """
-    evidence = joint_tokens(boxes, *zip(*pages))
-    if evidence.all() or not evidence.any():
-        raise ValueError(f"the evidence region covers {int(evidence.sum())} of all {evidence.numel()} visual tokens")
-    starts = [0, *itertools.accumulate(math.prod(grid) for _, grid in pages)]
-    moved = torch.zeros(k, len(evidence), dtype=torch.bool)
-    for own, here in zip(boxes, pages):
-        if len(own):
-            on_each = [page_places(own, here, there, other, max_iou) for there, other in zip(boxes, pages)]
-            places = torch.cat([first + tokens for first, tokens in zip(starts, on_each)])  # (S, |T(Ω)| of this page)
-            drawn = places[torch.randperm(len(places), generator=generator)[:k]]
-            moved[: len(drawn)].scatter_(1, drawn, True)
-    size = int(evidence.sum())
-    whole = moved.sum(-1) == size
-    nulls = [null if placed else random_tokens(~evidence, size, generator) for null, placed in zip(moved, whole.tolist())]
-    return torch.stack([evidence, *nulls]), int(whole.sum())
 
 
 def random_tokens(candidates: Tensor, count: int, generator: torch.Generator) -> Tensor:

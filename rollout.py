@@ -28,7 +28,7 @@ import ced
 import data
 from config import Config
 from models import Policy, Prefix, Responses, Vision, seeded
-from support import ranks
+from support import joint, ranks
 from support.checkpoint import write_whole
 from support.questions import prompt_of
 from support.stats import wilson
@@ -307,11 +307,11 @@ def joint_regions(sample: data.PagedSample, visions: Sequence[Vision], config: C
     evidence and there is nothing to compare it with. Of null regions on several pages no boxes are kept, (≤ K, 0, 4)."""
     boxes = [torch.tensor(page.boxes).view(-1, 4) for page in sample.pages]
     pages = [(page.size, vision.grid) for page, vision in zip(sample.pages, visions)]
-    evidence = ced.joint_tokens(boxes, *zip(*pages))
+    evidence = joint.joint_tokens(boxes, *zip(*pages))
     if evidence.all() or not evidence.any():
         return torch.zeros(1 + config.k, len(evidence), dtype=torch.bool), torch.zeros(0, 0, 4)
     where = seeded(config.seed, "regions", sample.id)
-    masks, placed = ced.joint_regions(boxes, pages, config.k, config.max_iou, where)
+    masks, placed = joint.joint_regions(boxes, pages, config.k, config.max_iou, where)
     return masks, torch.zeros(placed, 0, 4)
 
 
