@@ -85,6 +85,7 @@ def kept_bytes(model: nn.Module, prompt: int, rows: int, length: int) -> int:
     """Bytes that autograd keeps of an update: a prompt read with gradient, and rows answers of so many tokens after it."""
     model.set_attn_implementation("fused")
     text, width = model.model.language_model, model.config.get_text_config().hidden_size
+    device = next(model.parameters()).device
     own = {p.untyped_storage()._cdata for p in model.parameters()}
     kept: dict[int, Tensor] = {}  # by storage; held, so that no storage is another's successor
 
@@ -95,13 +96,13 @@ def kept_bytes(model: nn.Module, prompt: int, rows: int, length: int) -> int:
         return x
 
     def forward(n: int, t: int, **more: Any) -> Any:
-        embeds = torch.zeros(n, t, width, dtype=torch.bfloat16, device=model.device)
+        embeds = torch.zeros(n, t, width, dtype=torch.bfloat16, device=device)
         return text(inputs_embeds=embeds, position_ids=embeds[:, :, 0].long().expand(3, n, t), use_cache=True, **more)
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         read = forward(1, prompt)
-        prefix = Prefix(read.cache, read.last_hidden_state[:, -1], torch.zeros(1, 1, device=model.device))
-        forward(rows, length - 1, cache=prefix.fork(torch.zeros(rows, dtype=torch.long, device=model.device)).cache)
+        prefix = Prefix(read.cache, read.last_hidden_state[:, -1], torch.zeros(1, 1, device=device))
+        forward(rows, length - 1, cache=prefix.fork(torch.zeros(rows, dtype=torch.long, device=device)).cache)
     return sum(x.untyped_storage().nbytes() for x in kept.values()) + rows * length * width * WEIGHT_BYTES  # TokenLogProb's
 
 
