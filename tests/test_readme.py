@@ -16,7 +16,7 @@ import train
 from benchmarks import BENCHMARKS
 from methods import COMPARED
 from models import INSTRUCTION
-from studies import comparison, diagnose, evpv, speed
+from studies import comparison, diagnose, evisrag, evpv, speed
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
 README, WORDS = PAGES["README.md"], "\n\n".join(PAGES.values())
@@ -77,7 +77,7 @@ def test_every_diagnostic_has_a_command():
 
 def test_flags_named_in_the_text_exist():
     known = {config.flag(field.name) for field in fields(config.Config)} | {"--nproc"}  # the last is named as refused
-    ours = (train, evaluate, comparison, diagnose, evpv, speed)
+    ours = (train, evaluate, comparison, diagnose, evisrag, evpv, speed)
     parsers = [*(module.make_parser() for module in ours), torchrun.get_args_parser()]
     known |= {option for parser in parsers for action in parser._actions for option in action.option_strings}
     assert {span.split()[0] for span in SPANS if re.match(r"--\w", span)} <= known
