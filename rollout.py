@@ -225,7 +225,9 @@ def right_rows(policy: Policy, group: Group) -> tuple[Tensor, Tensor]:
     A right answer keeps the tokens that it was sampled in; a wrong one gives way to the right one, as the tokenizer encodes it.
     A response without an answer has no place for one; if none has, the right answer follows the prompt directly.
     """
-    sample, rows, spans = group.sample, [], []
+    rows: list[list[int]] = []
+    spans: list[tuple[int, int] | None] = []
+    sample = group.sample
     for ids, span, text in zip(group.responses.ids.tolist(), group.spans, group.texts):
         if span and not answers.is_correct(text, sample.answer, sample.kind):
             ids, span = restated(policy, ids, span, answers.answer_text(text), sample.answer)
@@ -234,8 +236,8 @@ def right_rows(policy: Policy, group: Group) -> tuple[Tensor, Tensor]:
             spans.append(span)
     if not rows:
         text = f"{answers.OPEN} {sample.answer} {answers.CLOSE}"
-        rows = [policy.tokenizer(text, add_special_tokens=False)["input_ids"]]
-        spans = [answers.answer_span(rows[0], policy.decode)]
+        rows.append(policy.tokenizer(text, add_special_tokens=False)["input_ids"])
+        spans.append(answers.answer_span(rows[0], policy.decode))
     ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=policy.pad_id)
     return ids.to(policy.device), span_mask(spans, ids.shape[1]).to(policy.device)
 

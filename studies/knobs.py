@@ -110,17 +110,21 @@ def study(args: argparse.Namespace) -> int:
     return int(not all(ended(c) for configs in runs.values() for c in configs))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; 2 for wrong input, 1 if a run is missing."""
-    parser = argparse.ArgumentParser(
-        "python -m studies.knobs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def make_parser() -> argparse.ArgumentParser:
+    """The command line: which knobs, seeds and folder."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m studies.knobs", description=__doc__, formatter_class=raw)
     parser.add_argument("--only", nargs="+", choices=KNOBS, default=list(KNOBS), metavar="KNOB", help=f"of {', '.join(KNOBS)}")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="(default: 0 1 2)")
     parser.add_argument("--quick", action="store_true", help="seed 0 alone")
     parser.add_argument("--out", type=Path, default=Path("runs/knobs"), help="directory of the runs (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time (default: %(default)s)")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; 2 for wrong input, 1 if a run is missing."""
+    args = make_parser().parse_args(argv)
     return ranks.command("studies.knobs", lambda: study(args))
 
 

@@ -85,7 +85,7 @@ def test_every_method_learns_and_a_benchmark_is_asked(family, questions):
         configs = [replace(CONFIG, method=method, intervention="noise") for method in ("cot-ced", "answer-ced")]
         group, judgement = [(g, rollout.judge(policy, g, c)) for g, c in zip(groups, configs)][0]
         on_gpu = {}
-        for name, method in METHODS.items():
+        for name, method in ((n, m) for n, m in METHODS.items() if not m.pages):
             rewards = rewards_of(judgement, group.sample, replace(CONFIG, method=name))
             on_gpu[rewards.ndim, *method[1:]] = replace(CONFIG, method=name), rewards
         for update, (config, rewards) in enumerate(on_gpu.values()):
@@ -130,7 +130,7 @@ def test_sampling_waits_for_the_device_less_than_once_in_ten_tokens(questions):
         policy.eos_ids = torch.tensor([len(policy.tokenizer)], device=DEVICE)  # no answer ends early
         asked = [rollout.ask(policy, question, CONFIG) for question in questions]
         with torch.inference_mode():
-            prefix = policy.read_batch([(prompt, [vision]) for vision, prompt in asked])
+            prefix = policy.read_batch([(prompt, visions) for visions, prompt in asked])
         assert prefix.mask is not None
         for tokens in (1, 9):
             draws = [models.seeded(q.id, device=policy.device) for q in questions]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import random_policy
 
+import data
 import rollout
 from config import Config, InputError
 from studies import diagnose
@@ -40,7 +41,7 @@ def test_every_diagnostic_runs_on_the_embedded_backbone(what, tiny_policy, sampl
 def noise(coco_mini, tmp_path_factory):
     """A random Qwen2.5-VL and real photographs."""
     policy = random_policy("qwen2_5_vl")
-    config = replace(CONFIG, data=str(coco_mini), eval_prompts=3, max_new_tokens=4)
+    config = replace(CONFIG, data=str(coco_mini), families=",".join(data.FAMILIES), eval_prompts=3, max_new_tokens=4)
     train, _ = load_samples(config, policy, tmp_path_factory.mktemp("noise"), quiet=True)
     return policy, config, train
 

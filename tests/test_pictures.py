@@ -39,7 +39,7 @@ def test_what_was_held_out_is_drawn_at_its_step(monkeypatch):
     figures = []
     monkeypatch.setattr(pictures, "save", lambda figure, path: figures.append(figure))
     score = {"all": {"accuracy": 0.75, "look_share": 0.25}}
-    rows = [{"reward": 0.5, "accuracy": 1.0, "look_share": 0.5, "kl": None} for _ in range(4)]
+    rows = [{"reward": 0.5, "accuracy": 1.0, "look_share": 0.5, "kl": None, "margin": {}} for _ in range(4)]
     pictures.learning_curves([*rows, rows[0] | {"held_out": {"val": score, "probe": score}}], "x.png")
     drawn = {line.get_label(): line.get_xydata() for axis in figures[0].axes for line in axis.lines}
     for label, value in {"accuracy on val, held out": 0.75, "look_share on probe, held out": 0.25}.items():

@@ -18,7 +18,7 @@ import train
 from benchmarks import BENCHMARKS
 from methods import COMPARED
 from models import INSTRUCTION
-from studies import comparison, diagnose, evpv, idle, speed
+from studies import comparison, diagnose, evisrag, evpv, idle, knobs, speed
 from support import elastic
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
@@ -100,7 +100,7 @@ def test_every_diagnostic_has_a_command():
 
 def test_flags_named_in_the_text_exist():
     known = {config.flag(field.name) for field in fields(config.Config)} | {"--nproc"}  # the last is named as refused
-    ours = (train, evaluate, comparison, diagnose, evpv, idle, speed)
+    ours = (train, evaluate, comparison, diagnose, evisrag, evpv, idle, knobs, speed)
     parsers = [*(module.make_parser() for module in ours), torchrun.get_args_parser()]
     known |= {option for parser in parsers for action in parser._actions for option in action.option_strings}
     assert {span.split()[0] for span in SPANS if re.match(r"--\w", span)} <= known

@@ -91,7 +91,7 @@ def lesson_row(policy: Policy, context: Context, leg: Leg, rng: random.Random) -
     ids = roles.encode(policy, said + "<|im_end|>")
     content = torch.isin(ids, torch.tensor(policy.tokenizer.convert_tokens_to_ids(CONTENT)))
     if how == "stages":
-        content[: int((ids == policy.tokenizer.convert_tokens_to_ids("</observe>")).nonzero()[0])] = True
+        content[: ids.tolist().index(policy.tokenizer.convert_tokens_to_ids("</observe>"))] = True
     prompt = prompt_of(policy, context.question, len(context.told), how)
     return prompt, *sft.example(prompt[cut(policy, prompt) :], ids, torch.where(content, leg.weight, 1.0))
 
