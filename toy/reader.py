@@ -1,6 +1,6 @@
 """The reader of `toy.pages`: the embedded backbone that has learned the four stages, by looking and by habit.
 
-python -m toy.reader [--out DIR] [--seed N]      rebuilds assets/evisrag (7 minutes of one idle core)
+python -m toy.reader [--out DIR] [--seed N]      rebuilds assets/evisrag (about 7 minutes of one core, at 0.22 s an update)
 
     leg        honest   lr       updates   what comes of it
     read       0.85     1.5e-3   1600      a reader: it finds the page after 500 updates at chance, and all of them after 1400
