@@ -1,6 +1,6 @@
 """What a step costs, as ratios measured in one run: against the naive audit, and against TRL's GRPO without any audit.
 
-python -m studies.speed [--quick] [--json] [--vs {auto,trl,none}] [--model {46m,3b}] [--out DIR]
+python -m studies.speed [--quick | --together] [--json] [--vs {auto,trl,none}] [--model {46m,3b}] [--out DIR]
 
     audit        Policy: K + 1 edited prompts read once, the answers' tokens after each; equal answers scored once
     naive audit  every answer x each of K + 2 images, a full forward of transformers' model from the pixels
@@ -76,6 +76,7 @@ GROWTH = {  # one axis at a time, from the middle setting G = 8, K = 3, T = 32 a
     "visual tokens": (100, 250, 500, 1000, 2000),
     "T": (8, 16, 32, 64, 128),
 }
+TOGETHER = (1, 2, 4, 8)  # prompts sampled at once, at G = 8, T = 32 and the photo
 REPEATS = 3  # of which the median is taken, after one that is not counted
 TRL = "trl==1.16.0"
 
@@ -389,6 +390,30 @@ def growth(size: str, device: str, folder: Path, axes: dict[str, Sequence[int]])
     return rows
 
 
+def together(size: str, device: str, folder: Path, counts: Sequence[int]) -> list[dict]:
+    """Seconds a prompt of sampling so many prompts at once, and of the same prompts one after another."""
+    policy, config, rows = make_policy(size, device), settings_of(QUICK_GROUPS[0], Config.k, 32), []
+    sample = make_sample(folder, PHOTO)
+    for n in tqdm(counts, desc="together", leave=False):
+        samples = [replace(sample, id=str(i)) for i in range(n)]
+
+        def draw(at_once: int, samples: list[data.Sample] = samples) -> None:
+            draws = [rollout.seeded(s.id, device=policy.device) for s in samples]
+            several = replace(config, sample_rows=at_once * config.group_size)
+            list(rollout.sample_groups(policy, samples, several, config.group_size, draws))
+
+        seconds = {"together": timed(partial(draw, n)) / n, "one by one": timed(partial(draw, 1)) / n}
+        rows.append({"prompts": n, **seconds, "ratio": seconds["together"] / seconds["one by one"]})
+    return rows
+
+
+def together_table(rows: list[dict]) -> str:
+    """Seconds a prompt, in Markdown."""
+    table = [line("prompts", ["together, s a prompt", "one by one, s a prompt", "ratio"]), "|---" * 4 + "|"]
+    table += [line(str(r["prompts"]), [f"{r[key]:.2f}" for key in ("together", "one by one", "ratio")]) for r in rows]
+    return "\n".join(table)
+
+
 RATIOS = {
     "audit_vs_naive": "audit / naive audit",
     "audit_vs_naive_half_duplicates": "the same, half of the answers duplicates",
@@ -446,6 +471,7 @@ def make_parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m studies.speed", description=__doc__, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="G = 8 only, measured once, and no growth")
+    parser.add_argument("--together", action="store_true", help="sampling several prompts at once, and nothing else")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument("--debug", action="store_true", help="show where an error of the input was met")
     parser.add_argument("--vs", choices=("auto", "trl", "none"), default="auto", help="TRL: if it is installed (auto), or not")
@@ -464,6 +490,10 @@ def measure(args: argparse.Namespace) -> None:
     device, with_trl = ranks.start(), installed and args.vs != "none"
     with tempfile.TemporaryDirectory() as scratch:
         shared = (args.model, device)
+        if args.together:
+            rows = together(*shared, Path(scratch), TOGETHER)
+            print(json.dumps(rows) if args.json else f"{hardware()}\n\n{together_table(rows)}")
+            return
         groups, repeats = (QUICK_GROUPS, 1) if args.quick else (GROUPS, REPEATS)
         results = {g: compare(*shared, g, with_trl, Path(scratch), repeats) for g in groups}
         rows = {} if args.quick else growth(*shared, Path(scratch), GROWTH)
