@@ -45,7 +45,7 @@ OPEN, CLOSE = "<answer>", "</answer>"
 # ---- the answer of a response, as characters and as tokens -----------------------------------------------------------
 
 # A prompt may have opened <think>, and a reply may never close it.
-_REASONING = re.compile(r"(?:\A|<think>)(?:(?!<think>).)*</think>|<think>(?:(?!<think>).)*", re.DOTALL)
+_REASONING = re.compile(r"(?:\A|<think>)(?:(?!<think>).)*?</think>|<think>(?:(?!<think>|<answer>).)*", re.DOTALL)
 
 
 def _unthought(text: str) -> str:
