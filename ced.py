@@ -5,15 +5,15 @@ their neighbours' mean than when those of K other regions, of exactly as many to
 
     symbol      code name            shape          where in the paper
     Ω_ev, Ω_k   boxes                (n, 4)         3.1; A.2. n boxes (x, y, width, height) in pixels make one region
-    T(Ω)        region_tokens        (N,) bool      3.1; A.2. visual tokens of a region, after spatial merging
+    N(Ω)        region_tokens        (N,) bool      3.1; A.2 (there T). visual tokens of a region, after spatial merging
     Ω_1 … Ω_K   non_evidence_shifts  (S, 2)         A.2. K of the S places that the evidence can be moved to, in whole tokens
     h, h̃        tokens, intervene    (N, D)         Eq. 1. the vision encoder's output, before and after the edit
-    s(Ω)        sensitivity          (R, G, T)      Eq. 2. one row a region, row 0 is Ω_ev
+    s(Ω)        sensitivity          (E, G, T)      Eq. 2. one row a region, row 0 is Ω_ev
     m           evidence_margin      (G,)           Eq. 3. in (−1, 1); positive: the answer depends on the evidence
     g(m)        evidence_gate        (G,)           Eq. 5. in (0, 1)
     R_train     evidence_reward      (G,)           Eq. 4
 
-    G answers of a group · K non-evidence regions · R = 1 + K regions · N visual tokens · D width · T response tokens
+    G answers of a group · K non-evidence regions · E = 1 + K edits · N visual tokens · D width · T response tokens
 
 `audit` runs Eqs. 1 and 2 on any policy: it is given one callable that scores answers under edited visual tokens.
 """
@@ -33,7 +33,7 @@ EDGE = 1e-6
 
 # ── regions ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def region_tokens(boxes: Tensor, image_size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
-    """T(Ω): the visual tokens of a region, as a mask (N,) over the merged grid in raster order.
+    """N(Ω): the visual tokens of a region, as a mask (N,) over the merged grid in raster order.
 
     boxes (n, 4) are (x, y, width, height) in pixels of the original image of size (width, height); grid is (rows, columns)
     after merging. A token belongs to a box that contains the token's centre, so disjoint boxes own disjoint tokens; a box
@@ -79,7 +79,7 @@ def shift_boxes(boxes: Tensor, shifts: Tensor, image_size: tuple[int, int], grid
 
 def shift_tokens(mask: Tensor, shifts: Tensor, grid: tuple[int, int]) -> Tensor:
     """The tokens of a mask (N,) moved by each shift (Δrow, Δcolumn) of (S, 2) that keeps them on the grid: masks (S, N)."""
-    row, column = (mask.view(grid).nonzero() + shifts[:, None]).unbind(-1)  # each (S, |T(Ω)|)
+    row, column = (mask.view(grid).nonzero() + shifts[:, None]).unbind(-1)  # each (S, |N(Ω)|)
     return mask.new_zeros(len(shifts), len(mask)).scatter_(1, row * grid[1] + column, True)
 
 
@@ -107,7 +107,7 @@ def non_evidence_shifts(boxes: Tensor, image_size: tuple[int, int], grid: tuple[
 
 
 def random_tokens(candidates: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """A random set of at most `count` of the candidate tokens (N,) bool, as a mask (N,). Outside T(Ω_ev) it stands in
+    """A random set of at most `count` of the candidate tokens (N,) bool, as a mask (N,). Outside N(Ω_ev) it stands in
     for a region that has no place (A.2); over all tokens it is the global masking control (A.5)."""
     indices = candidates.nonzero().flatten()
     chosen = indices[torch.randperm(len(indices), generator=generator)[:count]]
@@ -153,21 +153,21 @@ def audit_tokens(
 
 # ── Eq. 1: the intervention ─────────────────────────────────────────────────────────────────────────────────────────
 def neighbours(masks: Tensor, grid: tuple[int, int], ring: int) -> Tensor:
-    """Tokens outside each region (R, N) and at most `ring` grid steps (Chebyshev) from it, as masks (R, N)."""
-    field = masks.float().unflatten(-1, grid)[:, None]  # (R, 1, rows, columns)
+    """Tokens outside each region (E, N) and at most `ring` grid steps (Chebyshev) from it, as masks (E, N)."""
+    field = masks.float().unflatten(-1, grid)[:, None]  # (E, 1, rows, columns)
     near = F.max_pool2d(field, kernel_size=2 * ring + 1, stride=1, padding=ring).flatten(1).bool()
     return near & ~masks
 
 
 def intervene(tokens: Tensor, masks: Tensor, grid: tuple[int, int], kind: str, ring: int, generator: torch.Generator) -> Tensor:
-    """Eq. 1: the visual tokens with each region neutralised, (N, D), (R, N) → (R, N, D). Other tokens stay bit-equal.
+    """Eq. 1: the visual tokens with each region neutralised, (N, D), (E, N) → (E, N, D). Other tokens stay bit-equal.
 
-    kind `mean` fills a region with μ_T, the mean of its neighbours; `zero` with 0; `noise` with zero-mean Gaussian samples
+    kind `mean` fills a region with μ_Ω, the mean of its neighbours; `zero` with 0; `noise` with zero-mean Gaussian samples
     of the tokens' own standard deviation. `generator` (on the CPU) is used by `noise` alone.
     """
     if kind == "mean":
-        near = neighbours(masks, grid, ring).to(tokens.device, torch.float32)  # (R, N); bfloat16 cannot count to 257
-        # μ_T of each region: (R, D). One that has no neighbours, having no token on this page or all of them, has μ_T = 0.
+        near = neighbours(masks, grid, ring).to(tokens.device, torch.float32)  # (E, N); bfloat16 cannot count to 257
+        # μ_Ω of each region: (E, D). One that has no neighbours, having no token on this page or all of them, has μ_Ω = 0.
         mu = near @ tokens.float() / near.sum(-1, keepdim=True).clamp(min=1)
         fill = mu.to(tokens.dtype)[:, None, :]
     elif kind == "zero":
@@ -182,7 +182,7 @@ def intervene(tokens: Tensor, masks: Tensor, grid: tuple[int, int], kind: str, r
 
 # ── Eq. 2: the sensitivity ──────────────────────────────────────────────────────────────────────────────────────────
 def sensitivity(log_probs: Tensor, edited_log_probs: Tensor) -> Tensor:
-    """Eq. 2: s(Ω) = log π(y | I, q) − log π(y | Ĩ∖Ω, q), (…), (R, …) → (R, …). In nats; per token or summed."""
+    """Eq. 2: s(Ω) = log π(y | I, q) − log π(y | Ĩ∖Ω, q), (…), (E, …) → (E, …). In nats; per token or summed."""
     return log_probs - edited_log_probs  # Eq. 2
 
 
@@ -195,12 +195,12 @@ def audit(
     ring: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """Eqs. 1 and 2 on a policy: the per-token sensitivities s (R, G, T) of its answers to the regions masks (R, Σ N).
+    """Eqs. 1 and 2 on a policy: the per-token sensitivities s (E, G, T) of its answers to the regions masks (E, Σ N).
 
     A page, of which one image has one, is given by the maps (N, D) through which the language model sees it, and its grid:
     the merged visual tokens and, where the architecture has them, the DeepStack maps, which would leak what the first edit
-    hides. score takes the R edited versions of each page's maps, (R, N, D), and returns log π of the answers' tokens,
-    (R, G, T); log_probs (G, T) is what they have under the pages as they are. Each page is edited on its own: the neighbours
+    hides. score takes the E edited versions of each page's maps, (E, N, D), and returns log π of the answers' tokens,
+    (E, G, T); log_probs (G, T) is what they have under the pages as they are. Each page is edited on its own: the neighbours
     of a region at its edge are not those on the next page.
     """
     slices = masks.split([math.prod(grid) for _, grid in pages], dim=-1)

@@ -4,11 +4,11 @@ All G answers of a group, all 1 + K audits and the policy update share one promp
 the prompt is read once into key-value caches, and everything after that computes response tokens only:
 
     vision = policy.encode(image)                     N visual tokens (and DeepStack maps) of one image
-    prefix = policy.read(prompt, vision)              caches of the prompt, one row a version of the image (R rows);
+    prefix = policy.read(prompt, vision)              caches of the prompt, one row a version of the image (E rows);
                                                       of several images (pages): policy.read(prompt, [vision, …])
     branch = prefix.fork(rows)                        the same caches, row i repeated wherever rows says i
     responses = policy.sample(prefix, G, …)           G answers, log π of each token recorded as it is drawn
-    log_probs = policy.log_probs(prefix, ids)         (R, G, T), with gradient through the prompt if grad is on
+    log_probs = policy.log_probs(prefix, ids)         (E, G, T), with gradient through the prompt if grad is on
 
 In training there is one prompt at a time, so nothing is padded, and M-RoPE positions continue where the prompt ended. Only
 benchmarks ask many different questions once each: `compose` places any number of images in a prompt, `read_batch` reads
@@ -83,14 +83,14 @@ STOP_TEST = 4  # tokens between two tests of which answers have ended: sampling'
 
 @dataclass(frozen=True)
 class Vision:
-    """What the language model sees of an image: R versions of each feature map (R, N, D), row 0 the original."""
+    """What the language model sees of an image: E versions of each feature map (E, N, D), row 0 the original."""
 
     features: list[Tensor]  # merged visual tokens, then DeepStack maps where the architecture has them
     grid_thw: Tensor  # (1, 3), on the CPU: the vision tower's patch grid before merging
     grid: tuple[int, int]  # (rows, columns) of visual tokens after merging; rows · columns = N
 
     def edited(self, features: list[Tensor]) -> "Vision":
-        """The same image with other feature maps (R, N, D)."""
+        """The same image with other feature maps (E, N, D)."""
         return replace(self, features=features)
 
 
@@ -98,10 +98,10 @@ class Vision:
 class Prefix:
     """A prompt that has been read: one row a version of its image."""
 
-    cache: Cache  # of the prompt, R rows
-    hidden: Tensor  # (R, D) the last hidden state: it predicts the first response token
-    position: Tensor  # (R, 1) the M-RoPE position of the first response token
-    mask: Tensor | None = None  # (R, P) 0 where a prompt is padded; None if none is
+    cache: Cache  # of the prompt, E rows
+    hidden: Tensor  # (E, D) the last hidden state: it predicts the first response token
+    position: Tensor  # (E, 1) the M-RoPE position of the first response token
+    mask: Tensor | None = None  # (E, P) 0 where a prompt is padded; None if none is
 
     def fork(self, rows: Tensor) -> "Prefix":
         """The prompt with row rows[j] as row j; this prefix stays as it is, whatever happens to the fork."""
@@ -312,14 +312,14 @@ class Policy:
 
     # ── the prompt, read once ──
     def read(self, prompt: Tensor, vision: Vision | Sequence[Vision]) -> Prefix:
-        """One forward over the prompt (P,) with each of the R versions of its image, or of its pages in their order."""
+        """One forward over the prompt (P,) with each of the E versions of its image, or of its pages in their order."""
         pages = [vision] if isinstance(vision, Vision) else vision
         n, visual = int((prompt == self.image_token).sum()), sum(page.features[0].shape[1] for page in pages)
         if n != visual:
             raise ValueError(f"the prompt holds {n} image tokens, the image has {visual}")
         rows = len(pages[0].features[0])
         position_ids = self.positions(prompt, pages).expand(-1, rows, -1)
-        maps = zip(*(page.features for page in pages))  # of each kind of map, those of every page, (R, N, D) each
+        maps = zip(*(page.features for page in pages))  # of each kind of map, those of every page, (E, N, D) each
         return self._read(prompt.expand(rows, -1), position_ids, [[m[r] for r in range(rows) for m in kind] for kind in maps])
 
     def read_batch(self, prompts: Sequence[tuple[Tensor, list[Vision]]]) -> Prefix:
@@ -356,7 +356,7 @@ class Policy:
             mm_encoder_outputs=vision,
             use_cache=True,
         )
-        after = position_ids.amax((0, 2))[:, None] + 1  # (R, 1)
+        after = position_ids.amax((0, 2))[:, None] + 1  # (E, 1)
         return Prefix(out.cache, out.last_hidden_state[:, -1], after, mask)
 
     def step(self, branch: Prefix, ids: Tensor, start: int) -> Tensor:
@@ -384,9 +384,9 @@ class Policy:
     def sample(
         self, prefix: Prefix, group_size: int, max_new_tokens: int, temperature: float, generators: Sequence[torch.Generator]
     ) -> Responses:
-        """group_size continuations of each row, (R · group_size, T), of at most max_new_tokens; temperature 0 is greedy.
+        """group_size continuations of each row, (E · group_size, T), of at most max_new_tokens; temperature 0 is greedy.
 
-        generators: one for each of the R rows, so that what a row draws does not depend on the others; none if it is greedy.
+        generators: one for each of the E rows, so that what a row draws does not depend on the others; none if it is greedy.
         """
         rows = len(prefix.hidden) * group_size
         ids = torch.full((rows, max_new_tokens), self.pad_id, device=self.device)
@@ -434,7 +434,7 @@ class Policy:
     def log_probs(
         self, prefix: Prefix, ids: Tensor, temperature: float, scored: Tensor | None = None, max_rows: int = 0
     ) -> Tensor:
-        """log π of responses ids (G, T) after each of the R versions of the prompt: (R, G, T), float32.
+        """log π of responses ids (G, T) after each of the E versions of the prompt: (E, G, T), float32.
 
         Identical responses are scored once and scattered back. Tokens outside scored (G, T) get 0: they are read, but not
         projected to the vocabulary. max_rows bounds how many rows go through the model at a time (0: all of them); the result
@@ -444,7 +444,7 @@ class Policy:
         scored = torch.ones_like(ids) if scored is None else scored.to(ids)
         scored = torch.zeros_like(distinct).index_add(0, back, scored) > 0  # what any of the identical ones asks for
         versions, n = len(prefix.hidden), len(distinct)
-        pairs = torch.cartesian_prod(*(torch.arange(k, device=self.device) for k in (versions, n)))  # (R · n, 2)
+        pairs = torch.cartesian_prod(*(torch.arange(k, device=self.device) for k in (versions, n)))  # (E · n, 2)
         parts = [
             self._log_probs(prefix.fork(row), distinct[i], temperature, scored[i])
             for row, i in (chunk.unbind(1) for chunk in pairs.split(max_rows or len(pairs)))

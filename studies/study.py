@@ -78,7 +78,7 @@ def column(part: Sequence[dict], name: str) -> np.ndarray:
 
 
 def answer_sensitivities(policy: Policy, group: Group, masks: Tensor, config: Config) -> Tensor:
-    """s (R, audited) of the final answers that can be audited, to any regions (R, N)."""
+    """s (E, audited) of the final answers that can be audited, to any regions (E, N)."""
     s, spans, audited = audit_answers(policy, group, masks, config)
     return (s * spans).sum(-1)[:, audited]
 

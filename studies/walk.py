@@ -106,7 +106,7 @@ def question(walk: Walk) -> str:
     sample, vision = walk.sample, walk.group.vision
     masks, nulls = regions_of(walk.policy, walk.group, walk.config)
     boxes = [sample.boxes, *nulls.tolist()]
-    rows = [("region", "boxes (x, y, width, height) in pixels", "tokens |T(Ω)|", "which")]
+    rows = [("region", "boxes (x, y, width, height) in pixels", "tokens |N(Ω)|", "which")]
     for k, mask in enumerate(masks):
         where = "; ".join(", ".join(f"{v:g}" for v in box) for box in boxes[k]) if k < len(boxes) else "random tokens"
         rows.append(("Ω_ev" if k == 0 else f"Ω_{k}", where, int(mask.sum()), brief(mask.nonzero()[:, 0].tolist())))
@@ -162,11 +162,11 @@ def audit(walk: Walk) -> str:
     rows += [(name, *(signed(s) for s in judgement.s[:, j].tolist()), answers.answer_text(group.texts[j]))
              for name, j in (("look chain", look), ("prior chain", prior))]  # fmt: skip
     return "\n".join([
-        "Eq. 1   h̃_i = μ_T for i in T(Ω), the mean of the neighbours within 2 grid steps   ced.intervene",
+        "Eq. 1   h̃_i = μ_Ω for i in N(Ω), the mean of the neighbours within 2 grid steps   ced.intervene",
         table(("token", "its first four numbers", "", "", ""),
               (f"h_{i}", *(signed(v, 2) for v in tokens[i, :4].tolist())),
               (f"h̃_{i}", *(signed(v, 2) for v in edited[0, i, :4].tolist()))),
-        f"μ_T of Ω_ev is the mean of {int(near.sum())} neighbours; all of T(Ω) get it; every other token stays bit-equal",
+        f"μ_Ω of Ω_ev is the mean of {int(near.sum())} neighbours; all of N(Ω) get it; every other token stays bit-equal",
         "",
         "Eq. 2   s(Ω) = log π(y | I, q) − log π(y | Ĩ∖Ω, q), summed over the answer's tokens   ced.audit",
         table(*rows),

@@ -1,6 +1,6 @@
 """The regions of an audit that lie on several pages: what `ced` does on one image, over all pages of a prompt together.
 
-    T(Ω)       joint_tokens    (Σ N,) bool       each page's tokens, in the order of the pages
+    N(Ω)       joint_tokens    (Σ N,) bool       each page's tokens, in the order of the pages
     Ω_1 … Ω_K  joint_regions   (1 + K, Σ N)      each page's boxes moved together, to any of the pages
 """
 
@@ -18,7 +18,7 @@ Page = tuple[tuple[int, int], tuple[int, int]]  # the size (width, height) of an
 
 
 def joint_tokens(boxes: Sequence[Tensor], sizes: Sequence[tuple[int, int]], grids: Sequence[tuple[int, int]]) -> Tensor:
-    """T(Ω) of a region that lies on several pages: each page's `ced.region_tokens`, in page order, as one mask (Σ N,).
+    """N(Ω) of a region that lies on several pages: each page's `ced.region_tokens`, in page order, as one mask (Σ N,).
 
     boxes has (n, 4) for each page, (0, 4) where nothing of the region lies.
     """
@@ -26,7 +26,7 @@ def joint_tokens(boxes: Sequence[Tensor], sizes: Sequence[tuple[int, int]], grid
 
 
 def page_places(boxes: Tensor, here: Page, there: Tensor, other: Page, max_iou: float) -> Tensor:
-    """Every place on another page that the region of boxes (n, 4) on page `here` can have, as its tokens there: (S, |T(Ω)|).
+    """Every place on another page that the region of boxes (n, 4) on page `here` can have, as its tokens there: (S, |N(Ω)|).
 
     In whole tokens, as `ced.non_evidence_shifts`: each box stays inside the page and at IoU ≤ max_iou with each of the evidence
     boxes (m, 4) that are there. The page may be the same one, and its grid a smaller one, where a region may have no place.
@@ -40,7 +40,7 @@ def page_places(boxes: Tensor, here: Page, there: Tensor, other: Page, max_iou: 
     low, high = moved[..., :2], moved[..., :2] + moved[..., 2:]  # corners, each (S, n, 2)
     inside = ((low >= -ced.EDGE * edge) & (high <= (1 + ced.EDGE) * edge)).flatten(1).all(1)
     apart = ced.box_iou(moved[:, :, None], in_tokens(there, *other)).flatten(1).le(max_iou).all(1)  # (S,)
-    row, column = (tokens + shifts[inside & apart][:, None]).unbind(-1)  # each (S, |T(Ω)|)
+    row, column = (tokens + shifts[inside & apart][:, None]).unbind(-1)  # each (S, |N(Ω)|)
     return row * columns + column
 
 
@@ -66,7 +66,7 @@ def joint_regions(
     for own, here in zip(boxes, pages):
         if len(own):
             on_each = [page_places(own, here, there, other, max_iou) for there, other in zip(boxes, pages)]
-            places = torch.cat([first + tokens for first, tokens in zip(starts, on_each)])  # (S, |T(Ω)| of this page)
+            places = torch.cat([first + tokens for first, tokens in zip(starts, on_each)])  # (S, |N(Ω)| of this page)
             drawn = places[torch.randperm(len(places), generator=generator)[:k]]
             moved[: len(drawn)].scatter_(1, drawn, True)
     size = int(evidence.sum())

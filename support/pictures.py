@@ -106,12 +106,12 @@ class Example:
 
     sample: data.Sample
     grid: tuple[int, int]
-    masks: Tensor  # (R, N)
+    masks: Tensor  # (E, N)
     null_boxes: Tensor  # (≤ K, n, 4)
     texts: list[str]  # G of them
     correct: Tensor  # (G,) bool
     audited: Tensor  # (G,) bool
-    s: Tensor  # (R, G)
+    s: Tensor  # (E, G)
     m: Tensor  # (G,)
     gates: Tensor  # (G,) g(m)
     rewards: Tensor  # (G,) R

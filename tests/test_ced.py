@@ -65,7 +65,7 @@ def random_case(seed: int) -> tuple[torch.Tensor, tuple[int, int], tuple[int, in
 
 
 def tokens_by_hand(boxes: torch.Tensor, size, grid) -> set[tuple[int, int]]:
-    """T(Ω) as (row, column) pairs."""
+    """N(Ω) as (row, column) pairs."""
     return {divmod(int(i), grid[1]) for i in region_tokens(boxes, size, grid).nonzero()}
 
 
@@ -264,7 +264,7 @@ def reads_one_token(token: int, original: list[torch.Tensor]):
 
     def score(pages):
         change = sum((m[:, token] - o[token]).norm(dim=-1) for m, o in zip(*pages, original))
-        return -change[:, None, None]  # (R, G = 1, T = 1)
+        return -change[:, None, None]  # (E, G = 1, T = 1)
 
     return score
 

@@ -62,7 +62,7 @@ def test_gradient_through_the_fork_equals_the_naive_gradient(setting):
 
 
 def test_every_version_of_the_image_gets_its_own_row(setting):
-    """R versions read together equal R versions read alone: no row leaks into another."""
+    """E versions read together equal E versions read alone: no row leaks into another."""
     policy, _, _, vision, prompt, ids = setting
     other = [m * 0.5 for m in vision.features]
     both = vision.edited([torch.cat([a, b]) for a, b in zip(vision.features, other)])
