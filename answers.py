@@ -39,6 +39,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from os.path import commonprefix  # of any strings: it compares character by character
 from typing import NamedTuple
 
+from values import SURE, VALUE, clean, compiled, marked
+
 OPEN, CLOSE = "<answer>", "</answer>"
 
 
@@ -112,203 +114,27 @@ def judged(response: str) -> str:
     return next((part for part in reversed(_REASONING.split(response)) if part.strip()), "")
 
 
-# ---- one spelling ----------------------------------------------------------------------------------------------------
-
-def _re(pattern: str) -> re.Pattern:
-    """Of any case, ^ and $ at every line; a line break in the pattern, with the blanks after it, is layout."""
-    return re.compile(re.sub(r"\n +", "", pattern), re.IGNORECASE | re.MULTILINE)
-
-
-_CJK = "[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]"  # written without blanks: 答案是B
-_SPELLINGS = str.maketrans(dict.fromkeys("‐‑‒–—―−", "-") | dict.fromkeys("’‘ʼ", "'") | dict.fromkeys("“”", '"')
-                           | {"。": ". ", "、": ", "})
-_REWRITTEN = [(re.compile(pattern), new) for pattern, new in [
-    (r"<\|[^|\n]{0,40}\|>|</?s>|[\u200b-\u200f\ufeff\U000f0000-\U0010ffff]", ""),  # special tokens; no width; see _SURE
-    (r"\\boxed\b", " answer: "),
-    (r"\\[dt]?frac *\{?(\d+)\}? *\{?(\d+)\}?", r" \1⁄\2"),
-    (r"\\(?:times|cdot)\b|\*(?=10\^)", "×"),
-    (r"\^?\{?\\(?:circ|degree)\b\}?", "°"),
-    (r"\\(?:text|math)[a-z]*|\\[,;! ]|[*_`$\\{}]", ""),
-    (rf"(?<={_CJK})(?=[A-Za-z\d])|(?<=[A-Za-z\d])(?={_CJK})|[^\S\n]+", " "),
-    (r"\.{3,}", ", "),
-    (r"\s*\n\s*", "\n"),
-    (r"(?m)((?:^|[.!?:] )[^\w\n]{0,8}[A-Z])\. (?=\S)(?!(?:It|There|They|In)\b)", r"\1) "),  # "A. dog" ends no sentence
-]]
-
-
-def _clean(text: str) -> str:
-    """`text` in one spelling: NFKC, one dash, one quote; no markup, TeX, special tokens, list numbers, runs of blanks."""
-    text = re.sub("[⁰¹²³⁴-⁹]+", r"^\g<0>", text)  # 10³ is not 103
-    text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text)  # nor 2½ 21/2
-    text = unicodedata.normalize("NFKC", text).translate(_SPELLINGS)
-    for pattern, new in _REWRITTEN:
-        text = pattern.sub(new, text)
-    if re.search(r"(?m)^[^\w\n]{0,8}1[.)] \S", text):
-        text = re.sub(r"(?m)^[^\w\n]{0,8}\d{1,2}[.)] (?=\S)", "", text)
-    return text.strip()
-
-
-# ---- the values of a reply -------------------------------------------------------------------------------------------
-
-# Each value in a reply is replaced by one character of its own, which stands for it in all that follows.
-_SURE = "\U000f0000-\U000fffff"  # what is a value wherever it stands: a number, a yes, an option's text
-_VALUE = _SURE + "\U00100000-\U0010ffff"  # and what may name something else: a letter, a number that is an option's text
-
-_UNITS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-          "seventeen eighteen nineteen").split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-_SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000}
-_WORDS = {w: n for n, w in enumerate(_UNITS)} | {w: 10 * n for n, w in enumerate(_TENS, start=2)} | _SCALES | {"a": 1}
-
-_TERM = r" ?(?:[a-z]{2,12} )?(?:[+×*÷=]|plus\b|- ?[\d.]{1,20} ?(?:[a-z]{1,12} ?)?=)"  # after a number: part of a sum
-_PLAIN = r"(?:(?:\d{1,3}(?:[, ]\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?: ?[×x] ?10\^-?\d+|e[-+]?\d+)?"
-_DIGITS = (rf"(?<![\w^.])(?<!\d[,:])(?<![\d./]/)(?:(?<![\w)])-)?(?:(?:\d+ )?\d+⁄0*[1-9]\d*|10\^-?\d+|{_PLAIN})"
-           r"(?:(?=(?!st\b|nd\b|rd\b|th\b)[a-z]{2}|[mg]\b)|(?!\w))(?![.,:]\d|/\d|\^|-[a-z])")
-_SMALL = rf"(?:(?:{'|'.join(_TENS)})(?:[- ](?:{'|'.join(_UNITS[1:10])}))?|{'|'.join(_UNITS)})"
-_SCALE = "(?: (?:dozen|hundred|thousand))"
-_SPELLED = rf"\b(?:none|(?:{_SMALL}|a(?={_SCALE}))(?:{_SCALE}+(?: (?:and )?{_SMALL})?)*)\b"
-_NO_ONES = r"(?<=there are )no(?= (?!other|more|way|image)\w)|^no(?! one\b)(?= \w+ (?:are|can be) (?:visible|seen|shown)\b)"
-_NUMBER = _re(rf"(?:{_DIGITS}|{_SPELLED})(?!{_TERM})|{_NO_ONES}")
-# Words around a number, <here>, that make it a label, a bound, a doubt, a part ("there are 5 of them" is none) or a pronoun.
-_COUNTS_NOTHING = _re(r"""\b(?:step|nos?\.?|figure|fig\.|image|page|row|column|line|at least|at most|up to|over|under|above
-    |number|player|below|than|first|next|last) <|> ?% (?:sure|certain|confident)|> (?:\w+ )?or (?:more|less|fewer)\b
-    |(?<!are )(?<!be )(?<!see )<(?!none>)[^>]*> of (?:them|these|those|which|the)\b(?!\W*\Z)|\b(?:the|this|that|each|every|any
-    |another|other|some|by|first|next) (?:\w+ )?<one>|<one> (?:by|cannot|can|could|may|might|must|should|would|another
-    |moment)\b""")
-
-
-def _to_number(token: str) -> float:
-    """The value of what `_NUMBER` matches: "1,000", "1.5×10^3", "2 1⁄2", "one hundred and five"; 0 for "none" and "no"."""
-    if "⁄" in token:
-        *whole, above, below = map(float, re.findall(r"\d+", token))
-        return (-1 if token[0] == "-" else 1) * (sum(whole) + above / below)
-    if any(c.isdigit() for c in token):
-        token = re.sub(r"(?<=\d)[, ](?=\d)", "", token)
-        return float(re.sub(r"(\d)? ?[×x]? ?10\^", lambda m: (m[1] or "1") + "e", token))
-    thousands = part = 0
-    for word in re.findall("[a-z]+", token):
-        part = part * _SCALES[word] if word in _SCALES else part + _WORDS.get(word, 0)
-        if word == "thousand":
-            thousands, part = thousands + part, 0
-    return float(thousands + part)
-
-
-_THAT_IS = "(?:(?:it|that|the statement)(?: is|'s) )?"
-_YESNO = {  # as a word of a sentence, and as all of one
-    "yes": (r"\b(?:yes|yeah|yep|yup)\b|是的|^(?:true|correct|是)(?=,)",
-        rf"""y|{_THAT_IS}(?:true|correct)|that(?: is|'s) right|affirmative|(?:indeed|absolutely|definitely|exactly|sure
-        |certainly|of course)(?:,? it is)?|是|对的?|有|はい|oui|s[íi]|ja|да|네|예"""),
-    "no": (r"""\bno\b(?!-\w|\.? ?\d)(?=[^\w\n]*(?:$|[^\w\s])| (?:and|or|but|because|since|as|not|is|was|would|yes|it|they
-        |there|this|that|the|i|we|you)\b)|\b(?:nope|nah)\b|^(?:false|incorrect)(?=,)|不是的?|不""",
-        rf"""n|{_THAT_IS}(?:false|incorrect|wrong|not (?:true|correct|right))|negative|not really|not at all|no way
-        |(?:definitely|absolutely|certainly|of course) not|否|不对|没有|いいえ|non|nein|нет|아니요|아니오"""),
-}
-_YES_OR_NO = _re("|".join(
-    rf"(?P<{value}>{word})|(?:^|(?<=[.!?:是为])) ?[^\w\n]{{0,4}}(?P<{value}_>\b(?:{alone}))(?=[^\w\n;:/,]*(?:[.!\n]|\Z)|$)"
-    for value, (word, alone) in _YESNO.items()))
-
-
-# A and I are words too ("A man", "I think"): not letters before any word but these, or one more letter.
-_WORD = (r"(?<=[AaIi]) (?!(?:because|since|as|is|was|and|or|to|not|but|seems|looks|fits|matches|remains|would|must|should|it"
-         r"|does|can|cannot|rather|instead|\w)\b)\w")
-# "N/A" offers no letter. The A stands behind the N, so both ends are looked at.
-_LETTER = _re(rf"(?<!\w)(?<!\w['-])(?<![∠△°^])(?!n/a\b)(?<!\bn/(?=a\b))[A-Z](?!\w|['-]\w|[+#]|{_WORD})")
-_OPERATORS = "+*/^<>≤≥×÷=≠±√"  # all but the last four make what follows another thing
-_PIECE = re.compile(rf"""(?!(?:an?|the)\ (?!and\b|or\b)\w\w)  # of a text; articles are none
-    (?:\d+(?:[.,]\d+)*|(?<![^\W\d])[^\W\d]+|[{_OPERATORS}]|-(?=\ ?(?:\d|\w\b)))""", re.X)
-_BEFORE = re.compile(rf"(?<!\.(?=\d))(?<![\w{_OPERATORS[:-4]}-])(?<![{_OPERATORS[:-4]}] )(?<!\W\w - )")  # a whole text
-_AFTER = re.compile(rf"(?!\w|[.,]\d| ?[{_OPERATORS}]|-\w| - ?\w\b)")
-_ITS = _re(r"[^\w\n]{0,4}(?:(?:an?|the) )?")  # between a letter and its text
-_NUMERALS = {*_WORDS, *"none no first second third fourth last".split()}
-
-
-def _choices(text: str, options: dict[str, str], mark: Callable[..., str]) -> str:
-    """`text` with the options' texts marked, the longest first, and their letters. A letter and its text are one, and then
-    alone sure."""
-    texts: dict[tuple[str, ...], str] = {}
-    for letter, option in options.items():
-        option = re.sub(r"(?i)^(?:an?|the) (?=\w\w)(?!and\b|or\b)", "", _clean(option).replace("⁄", "/"))
-        words = tuple(_PIECE.findall(option.casefold()))
-        texts[words] = texts.get(words, "") + letter
-    pieces = list(_PIECE.finditer(text))
-    names = [piece[0].casefold() for piece in pieces]
-    found: dict[int, tuple[int, str, bool]] = {}  # where a value begins → where it ends, its letters, whether it is sure
-    for words in sorted(texts, key=len, reverse=True):
-        if re.fullmatch(r"[^\W\d]?", "".join(words)):  # a lone letter is never an option's text
-            continue
-        sure = any(len(word) > 1 and word.isalpha() and word not in _NUMERALS for word in words)
-        for i in range(len(names) - len(words) + 1):
-            start, stop = pieces[i].start(), pieces[i + len(words) - 1].end()
-            if names[i : i + len(words)] == [*words] and _BEFORE.match(text, start) and _AFTER.match(text, stop):
-                found[start] = stop, texts[words], sure
-                names[i : i + len(words)] = [""] * len(words)
-    labelled = set()
-    for piece, name in zip(pieces, names):
-        if name.upper() in options and _LETTER.match(text, start := piece.start()):
-            stop, letters, _ = found.pop(_ITS.match(text, start + 1).end(), (start + 1, "", False))
-            found[start] = stop, name.upper(), name.upper() in letters
-            labelled |= {start} if found[start][2] else set()
-    marked, at = [], 0
-    for start, (stop, letters, sure) in sorted(found.items()):
-        marked += [text[at:start], mark(letters, start in labelled if labelled else sure)]
-        at = stop
-    return "".join([*marked, text[at:]])
-
-
-_PAUSE = rf"[^\w.:=!?\n{_VALUE}]*?"  # blanks, brackets and marks inside a sentence
-# Alternatives: values with only marks between them ("2, 3"; not "12 (3 rows)", not "seven - 7"), or "2 cats or 3".
-_ALTERNATIVES = _re(rf"""[{_VALUE}](?:(?:(?! ?\(| - ){_PAUSE}(?:\w+ly )?
-    |{_PAUSE}(?:(?:\w+{_PAUSE}){{0,2}}\b(?:or|and|nor)|\b(?:to|then))\b{_PAUSE}(?:(?:an?|the) )?)[{_VALUE}])+""")
-
-
-def _marked(text: str, kind: str, options: dict[str, str] | None) -> tuple[str, dict[str, frozenset]]:
-    """`text` with one character for each value and each run of alternatives, and what these characters stand for."""
-    values: dict[str, frozenset] = {}
-
-    def mark(offered: Iterable, sure: bool = True) -> str:
-        character = chr(ord(_SURE[0]) + len(values) % 0xFFFF + 0x10000 * (not sure))
-        values[character] = values.get(character, frozenset()).union(offered)
-        return character
-
-    def number(m: re.Match) -> str:
-        around = f"{m.string[max(0, m.start() - 24) : m.start()]}<{m[0]}>{m.string[m.end() : m.end() + 16]}"
-        return m[0] if _COUNTS_NOTHING.search(around) else mark([_to_number(m[0].lower())])
-
-    def yes_or_no(m: re.Match) -> str:
-        return m.string[m.start() : m.start(m.lastgroup)] + mark([m.lastgroup.rstrip("_")])
-
-    def alternatives(m: re.Match) -> str:
-        characters = re.findall(f"[{_VALUE}]", m[0])
-        return mark(frozenset().union(*map(values.get, characters)), min(characters) <= _SURE[-1])
-
-    if kind == "mcq":
-        text = _choices(text.replace("⁄", "/"), options, mark)
-    else:
-        text = _NUMBER.sub(number, text) if kind == "count" else _YES_OR_NO.sub(yes_or_no, text)
-    return _ALTERNATIVES.sub(alternatives, text), values
-
-
 # ---- what a reply says -----------------------------------------------------------------------------------------------
 
 _SENTENCE = re.compile(r"[^\n]+?(?:[.!?]+(?=\W|\Z)|\n|\Z)")
-_IF = _re(r"\W*if (?:so|not|[^.]*\bwould)\b")
+_IF = compiled(r"\W*if (?:so|not|[^.]*\bwould)\b")
 # Where a clause ends: at a mark, or before a word that opens another; "B, not A" and "B rather than A" are two. The first
 # branch is no such place: that "not" belongs to its verb.
-_BREAK = _re(rf"""\b(?:is|are|was|were|be|do|does|did|can|could|would|should|will|must|may|might|has|have|had) not\b
+_BREAK = compiled(rf"""\b(?:is|are|was|were|be|do|does|did|can|could|would|should|will|must|may|might|has|have|had) not\b
     |(?P<cut>[,;:](?!\d)(?: not\b)?| -+ (?:not\b)?|→|=>|(?<!think )(?<!anything )\b(?:but|so|because|since|as opposed|which
     |while|although|though|whereas|however|therefore|thus|hence|where|when|if|leaves|leaving|rather than|instead of|than|except
-    |not|nor|and(?= (?:the|it|this|that|i|we|so|not|then)\b)|(?<=^[{_VALUE}] )(?:it|they|there|this|that|the|i|we|you))\b)""")
+    |not|nor|and(?= (?:the|it|this|that|i|we|so|not|then)\b)|(?<=^[{VALUE}] )(?:it|they|there|this|that|the|i|we|you))\b)""")
 _CHOOSES = r"(?:choos|chose|pick|select|opt for|go(?:ing)? (?:with|for)|say|answer)"
 # What a clause that says nothing does: it denies, compares, quotes; it plans, supposes, considers.
-_SILENT = _re(rf"""\b(?:not|no [{_VALUE}]|(?<=[:-] )no\W*\Z|\w+n't|cannot|never|neither|nor|than|instead of|opposed|except
+_SILENT = compiled(rf"""\b(?:not|no [{VALUE}]|(?<=[:-] )no\W*\Z|\w+n't|cannot|never|neither|nor|than|instead of|opposed|except
     |wrong|incorrect|false|out|unlikely|(?<!no )(?<!without )doubt|eliminat\w+|exclud\w+|lacks?|thinks|thought|said|written
     |labelled|anything but|too (?:many|few)|options include|some(?:one|body)?(?= (?:\w+ )?(?:says?|thinks?))|others
     |(?<!would )(?<!'d )(?<!'ll )(?<!i )says?|reads|let(?: me| us|'s)(?! {_CHOOSES})|(?:i|we)(?: will|'ll)(?! {_CHOOSES})
     |(?:start|begin)(?:s|ing)? with|first,? (?:i|we)|to (?:find|check|see|solve|decide|choose)|if|suppose|assum\w+
     |consider\w*)(?!\w)|不|没|错""")
 # A silent clause that begins so, and has no value, is said of what stands before it: "B, a dog, does not fit".
-_OF_THE_ABOVE = _re(rf"""\W*(?:\b(?:is|are|was|does|do|can|could)\b|\w+n't|cannot|wrong|incorrect|(?<=[:-] )no\W*\Z
-    |(?<!, )not\b(?! (?:at|in|on)\b|[^\w{_VALUE}]*\Z))[^{_VALUE}]*\Z""")
+_OF_THE_ABOVE = compiled(rf"""\W*(?:\b(?:is|are|was|does|do|can|could)\b|\w+n't|cannot|wrong|incorrect|(?<=[:-] )no\W*\Z
+    |(?<!, )not\b(?! (?:at|in|on)\b|[^\w{VALUE}]*\Z))[^{VALUE}]*\Z""")
 
 
 def _silenced(text: str) -> str:
@@ -329,7 +155,7 @@ def _silenced(text: str) -> str:
 
 def _breaks_off(text: str) -> bool:
     """Whether a clause begins after the last value, and has no end."""
-    tail = re.split(f"[{_VALUE}]", text)[-1].rstrip(" \n\"')]")
+    tail = re.split(f"[{VALUE}]", text)[-1].rstrip(" \n\"')]")
     begun = re.search(r"\w", "".join(re.split(r"[.,;:!?\n]", tail, maxsplit=1)[1:]))
     return bool(begun and tail[-1] not in ".!?"
                 or re.search(r"(?:[,:]|\b(?:and|or|but|so|the|an?|of|to|in|on|at|is|are|with))\Z", tail))
@@ -338,37 +164,37 @@ def _breaks_off(text: str) -> bool:
 # ---- the readings ----------------------------------------------------------------------------------------------------
 
 # What may stand between a cue and its value, and before a value that is alone.
-_FILL = rf"""(?:[^\w.!?{_VALUE}]|\b(?:about|approximately|around|roughly|exactly|clearly|definitely|likely|most|probably|only
+_FILL = rf"""(?:[^\w.!?{VALUE}]|\b(?:about|approximately|around|roughly|exactly|clearly|definitely|likely|most|probably|only
     |just|simply|then|there|it|is|are|be|to|with|the|an?|option|choice|letter|answer|number|total|of|group)\b){{0,30}}"""
-_LEAD = rf"""(?:[^\w.!?\n{_VALUE}]|\b(?:the|an?|option|choice|answer|letter|total|about|around|only|just|oh|well|no|wait|most
+_LEAD = rf"""(?:[^\w.!?\n{VALUE}]|\b(?:the|an?|option|choice|answer|letter|total|about|around|only|just|oh|well|no|wait|most
     |\w+ly|i think)\b){{0,12}}"""
-_GAP = rf"[^.:\n{_VALUE}]{{0,60}}?"
+_GAP = rf"[^.:\n{VALUE}]{{0,60}}?"
 _THUS = r"\b(?:so|therefore|thus|hence)\b|[→∴]|=>|所以|因此"
 _PART = r"\b(?:left|right|top|bottom|front|back|middle|first|here|more|plus)\b"  # of a picture
 
 
 def _cue(words: str, after: str = "", fill: str = _FILL) -> re.Pattern:
     """A pattern that ends with the value that `words` announce, if `after` follows it."""
-    return _re(rf"(?:{words}){fill}[{_VALUE}]{after}")
+    return compiled(rf"(?:{words}){fill}[{VALUE}]{after}")
 
 
-_WHOLE = _re(rf"""{_LEAD}([{_VALUE}])[^\w?{_VALUE}]*(?:(?<=[{_SURE}])[^\w?{_VALUE}]*
-    (?:\b(?!and|or|to|but|than|not|half|is|are|was|can|in|would|too)\w+[^\w?{_VALUE}]*){{0,3}})?\Z""")
+_WHOLE = compiled(rf"""{_LEAD}([{VALUE}])[^\w?{VALUE}]*(?:(?<=[{SURE}])[^\w?{VALUE}]*
+    (?:\b(?!and|or|to|but|than|not|half|is|are|was|can|in|would|too)\w+[^\w?{VALUE}]*){{0,3}})?\Z""")
 _STATED = _cue(rf"""(?:\b(?:ans(?:wer)?(?! (?:choices|options))|solution|conclusion|response|result|final|respuesta|réponse
     |antwort|risposta|resposta|ответ)\b|答案|选项|答え|正解|정답|답)(?:{_GAP}(?:\b(?:is|are|be|was|es|est|ist|è|é)\b|[:=]
     |[是为為はが은는]))?|\b(?:option|choice|pick|guess|letter|match|total|(?<!i )(?<!we )count|number|one|correct|best
     |final \w+)\b{_GAP}(?:\b(?:is|are|be)\b|[:=])|(?:^|[.!?,;:] |\b(?:i|we|let's|so)(?:'\w+)? (?:\w+ ){{0,3}}){_CHOOSES}\w*
     |\ba total of|故?选择?""")
-_ALONE = _cue(r"^|(?<=[.!?] )", rf"(?=[^\w.!?\n{_VALUE}]*(?:[.!]|$))", _LEAD)
-_OPENS = _cue("^", rf"(?=\s*[^\w\s?{_VALUE}](?! (?:is|was|has|looks|would)\b)| (?:because|since|as|it|they)\b)", _LEAD)
+_ALONE = _cue(r"^|(?<=[.!?] )", rf"(?=[^\w.!?\n{VALUE}]*(?:[.!]|$))", _LEAD)
+_OPENS = _cue("^", rf"(?=\s*[^\w\s?{VALUE}](?! (?:is|was|has|looks|would)\b)| (?:because|since|as|it|they)\b)", _LEAD)
 _THEREFORE = _cue(rf"""{_THUS}|\b(?:leaves?|leaving|remains|but|makes?|making|equals?|gives?|giving|gets?|comes to
     |(?:it|this|that|which)(?: is|'s)|(?:must|has to|have to|would|should|it'd) be)\b|[=≈]|共|为|是""",
-    rf"(?:(?<=[{_SURE}])|(?=\W*(?:\Z|[.,;:!?\n]|\b(?:because|since|as|for|which|and|but|then)\b)))")
+    rf"(?:(?<=[{SURE}])|(?=\W*(?:\Z|[.,;:!?\n]|\b(?:because|since|as|for|which|and|but|then)\b)))")
 _FITS = _cue(rf"^|[.,;:!?]|{_THUS}|\b(?:then|but|and|that|only|however|i (?:think|believe))\b", r"""(?=\W*(?:
     \b(?:yes|correct|true|fits|best|matches|remains|it is)\b|(?:选?项)?是?(?:正确|对)
     |\b(?:is|are|seems|looks|(?:would|must|should|has to) be)(?: \w+){0,2}? (?:correct|right|answer|best|true|one|choice|match
     |suitable|what)\b|[^.,;:!?\n]*\b(?:in total|in all|altogether)\b))""")
-_TELLS = _cue(rf"""(?:^|(?<=[.!?] ))(?![^.!?\n{_VALUE}]*(?:{_PART}|\brow\b))[^.!?\n{_VALUE}]*?
+_TELLS = _cue(rf"""(?:^|(?<=[.!?] ))(?![^.!?\n{VALUE}]*(?:{_PART}|\brow\b))[^.!?\n{VALUE}]*?
     (?:^|有|\bhay|\by (?:en )?a|\bsind|\bson|\bthere (?:are|is|were|(?:appear|seem)s? to be)
     |\b(?:i|we|you) (?:can )?(?:see|count|counted|find)|\b(?:shows?|contains?|has|depicts?|features?))(?!\w)""",
     rf"(?![^.,;:!?\n]*{_PART})")
@@ -397,7 +223,7 @@ def _readings(kind: str, text: str, values: dict[str, frozenset]) -> Iterator[tu
         return
     if kind == "count":
         yield "told", _agreed(offered for offered in led_to(_TELLS) if len(offered) == 1)
-    named = [frozenset().union(*map(values.get, re.findall(f"[{_SURE}]", part))) for part in _SENTENCE.findall(said)]
+    named = [frozenset().union(*map(values.get, re.findall(f"[{SURE}]", part))) for part in _SENTENCE.findall(said)]
     yield "once", _agreed(named)
     if kind != "yesno" and not alone:
         yield "last", next((offered for offered in reversed(named) if len(offered) == 1), frozenset())
@@ -453,8 +279,8 @@ def read(text: str, kind: str, options: dict[str, str] | None = None) -> Reading
         raise ValueError(f"unknown kind {kind!r}; expected one of count, mcq, word, yesno")
     if kind == "mcq" and not (options and all(re.fullmatch("[A-Z]", letter) for letter in options)):
         raise ValueError(f"kind 'mcq' needs options, a dict of capital letter -> text, got {options!r}")
-    text = _clean(text)
-    readings = _readings(kind, *_marked(text, kind, options))
+    text = clean(text)
+    readings = _readings(kind, *marked(text, kind, options))
     by, values = next((reading for reading in readings if reading[1]), ("", frozenset()))
     return Reading(next(iter(values)), by) if len(values) == 1 else Reading(None, "")
 

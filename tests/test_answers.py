@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import answers
+import values
 from answers import (
     answer_span,
     answer_text,
@@ -464,10 +465,11 @@ def test_what_is_audited_is_what_is_judged():
         assert judged(text) == text[slice(*span)] if span else answer_text(judged(text)) is None, text
 
 
-def test_the_module_is_a_leaf():
-    source = Path(answers.__file__).read_text()
-    imports = [line.split()[1] for line in source.splitlines() if line.startswith(("import ", "from "))]
-    assert set(imports) <= {"re", "unicodedata", "bisect", "collections.abc", "os.path", "typing"}
+def test_scoring_needs_the_standard_library_alone():
+    for module in (answers, values):
+        lines = Path(module.__file__).read_text().splitlines()
+        imports = {line.split()[1] for line in lines if line.startswith(("import ", "from "))}
+        assert imports <= {"re", "unicodedata", "bisect", "collections.abc", "os.path", "typing", "values"}
 
 
 # ── answers about pages ──
