@@ -28,8 +28,10 @@ def study_of(what, policy, config, samples, chain=None) -> Study:
 
 
 @pytest.mark.parametrize("what", DIAGNOSTICS)
-def test_every_diagnostic_runs_on_the_embedded_backbone(what, tiny_policy, samples, few_proposals):
-    rows, figure = DIAGNOSTICS[what](study_of(what, tiny_policy, CONFIG, samples))
+def test_every_diagnostic_runs_on_the_embedded_backbone(what, tiny_policy, samples, few_proposals, monkeypatch):
+    monkeypatch.setattr(diagnose, "STEPS", (1, 2))
+    config = replace(CONFIG, evidence_steps=2, eval_prompts=1 if what in ("attribution", "guards") else CONFIG.eval_prompts)
+    rows, figure = DIAGNOSTICS[what](study_of(what, tiny_policy, config, samples))
     assert figure.axes and markdown(rows).startswith("| ")
     diagnose.pictures.plt.close(figure)
     json.dumps([diagnose.plain(row) for row in rows], allow_nan=False)
