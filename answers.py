@@ -42,6 +42,7 @@ from typing import NamedTuple
 from values import SURE, VALUE, clean, compiled, marked
 
 OPEN, CLOSE = "<answer>", "</answer>"
+FORMAT = f"inside {OPEN} {CLOSE}, after its reasoning, if any, inside <think> </think>"
 
 
 # ---- the answer of a response, as characters and as tokens -----------------------------------------------------------
@@ -71,6 +72,13 @@ def answer_text(response: str) -> str | None:
     """The text of the last complete <answer>...</answer>, stripped; None if missing, unclosed or empty."""
     found = _answer_range(response)
     return response[slice(*found)] if found else None
+
+
+def asks_for_answer(instruction: str) -> bool:
+    """Whether the answer of a response in the format that an instruction prints can be read: the instruction is such a response
+    itself, once something stands in its last tags."""
+    before, _, after = instruction.rpartition(CLOSE)
+    return _answer_range(f"{before}.{CLOSE}{after}") is not None if CLOSE in instruction else False
 
 
 def answer_span(

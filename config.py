@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import answers
 import ced
 import grpo
 from reading import LIST, Field, InputError, optional, read_json, require
@@ -40,6 +41,7 @@ def free(default: Any, help: str, **bounds: Any) -> Any:
 
 
 SPANS = ("answer", "evidence")
+INSTRUCTION = "First think inside <think> </think>, then give only the final answer inside <answer> </answer>."
 METHOD_NAMES = "correctness, additive, papo, vppo, answer-ced, cot-ced, correct-only, rs-grpo, rs-ced, mixed, outcome or step"
 
 
@@ -65,6 +67,7 @@ class Config:
     max_new_tokens: int = arg(128, "longest response, in tokens", least=1)
     thinking: bool = arg(True, "let a backbone that can (Qwen3.5) open its own <think> in the prompt")
     sample_rows: int = free(128, "answers sampled at a time, of several prompts together: less memory, same answers", least=0)
+    instruction: str = later(INSTRUCTION, f"follows a question about one image; it has to ask for the answer {answers.FORMAT}")
     max_prompt_tokens: int = arg(4096, "longest prompt, image tokens included; longer ones are refused, never cut")
     # 2 judge
     evidence: str = later("boxes", f"where an answer's evidence is: {', '.join(EVIDENCE)}", choices=EVIDENCE)
@@ -129,6 +132,9 @@ class Config:
                 raise InputError(f"{flag(f.name)}: expected {expected}; found {getattr(self, f.name)!r}")
         if not self.r_correct > self.r_wrong:
             raise InputError(f"--r-correct: expected more than --r-wrong, {self.r_wrong}; found {self.r_correct}")
+        if not answers.asks_for_answer(self.instruction):
+            raise InputError(f"--instruction: expected one that asks for the final answer {answers.FORMAT}: `answers.py` reads "
+                             f"no other; found {self.instruction!r}")  # fmt: skip
         return self
 
 

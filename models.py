@@ -51,7 +51,7 @@ from transformers import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 import grpo
-from config import InputError, load_config
+from config import INSTRUCTION, InputError, load_config
 from reading import first_line, make_folder, read_object, shown
 
 # PEFT reads an attribute of the model under the name that transformers has given up, once for every adapter.
@@ -69,7 +69,6 @@ ARCHITECTURES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")  # by the model_type of co
 FORM = ("*.json", "*.jinja", "*.txt")  # of a model on the hub, all but the weights
 PATIENCE = 4.0  # seconds to wait for the hub
 POINTER = b"version https://git-lfs"
-INSTRUCTION = "First think inside <think> </think>, then give only the final answer inside <answer> </answer>."
 PAGES_TEMPLATE = (
     "Answer the question from the images below, in four steps. First look at each image and say inside <observe> </observe> "
     "which of them may bear on the question. Then, inside <evidence> </evidence>, record on a line for each image what it says "
@@ -220,12 +219,16 @@ def refuse_pointers(folder: Path) -> None:
 
 
 class Policy:
-    """A vision-language model with its tokenizer and image processor. Always in eval mode: there is no dropout."""
+    """A vision-language model with its tokenizer and image processor.
+
+    The model stays as it is given: another trainer's keeps its gradients and its mode. `load` freezes what it loads, and sets
+    eval mode, so that there is no dropout; who builds a model of his own does so himself, with `frozen`.
+    """
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, image_processor: Qwen2VLImageProcessorPil
     ) -> None:
-        self.model, self.tokenizer, self.image_processor = model.eval().requires_grad_(False), tokenizer, image_processor
+        self.model, self.tokenizer, self.image_processor = model, tokenizer, image_processor
         if model.lm_head.bias is not None:
             raise InputError("--backbone: expected a language head without a bias; `TokenLogProb` knows none")
         self.trunk, self.head = model.model, model.lm_head  # adapters are injected in place, so these stay valid
@@ -261,12 +264,12 @@ class Policy:
                                  f"{len(tokenizer)} tokens, without the image token {model.config.image_token_id}")  # fmt: skip
             if not tokenizer.chat_template:
                 raise InputError(f"--backbone {name}: expected a chat template at {source}: an instruction-tuned model has one")
-            return cls(model, tokenizer, AutoImageProcessor.from_pretrained(source))
+            return cls(frozen(model), tokenizer, AutoImageProcessor.from_pretrained(source))
 
     # ── text and image in ──
-    def prompt(self, question: str, n_visual: int, thinking: bool = True) -> Tensor:
-        """Token ids (P,) of the chat prompt for one image of n_visual tokens and a question: see `chat_prompt`."""
-        parts = [n_visual, f"{question} {INSTRUCTION}"]
+    def prompt(self, question: str, n_visual: int, thinking: bool = True, instruction: str = INSTRUCTION) -> Tensor:
+        """Token ids (P,) of the chat prompt for n_visual tokens of an image, a question, an instruction: see `chat_prompt`."""
+        parts = [n_visual, f"{question} {instruction}"]
         return torch.tensor(chat_prompt(self.tokenizer, parts, self.image_token, thinking), device=self.device)
 
     def prompt_of_pages(self, question: str, n_visual: Sequence[int], template: str = "") -> Tensor:
@@ -516,6 +519,23 @@ class Policy:
     def decode(self, ids: Sequence[int] | Tensor) -> str:
         """The text of token ids, special tokens included."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def frozen(model: PreTrainedModel) -> PreTrainedModel:
+    """The model in eval mode and without a trainable parameter, as `Policy.load` gives it."""
+    return model.eval().requires_grad_(False)
+
+
+@contextlib.contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Within it, every part of the model is in eval mode; after it, each is in the mode in which it was."""
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
 
 
 def page_parts(question: str, n_visual: Sequence[int], template: str = "") -> list[str | int]:

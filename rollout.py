@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
@@ -27,7 +28,7 @@ import attribution
 import ced
 import data
 from config import Config
-from models import Policy, Prefix, Responses, Vision, seeded
+from models import Policy, Prefix, Responses, Vision, evaluating, seeded
 from support import joint, ranks
 from support.checkpoint import write_whole
 from support.questions import prompt_of
@@ -97,20 +98,39 @@ def sample_group(policy: Policy, sample: data.Sample, config: Config, group_size
 
 def given_group(policy: Policy, sample: data.Sample, texts: Sequence[str], config: Config) -> Group:
     """A group whose answers are given instead of sampled, to be judged or audited (log π is that of temperature 1)."""
-    rows = [policy.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"][0] for text in texts]
-    ids = pad_sequence(rows, batch_first=True, padding_value=policy.pad_id).to(policy.device)  # (G, T)
-    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).bool().to(policy.device)
-    visions, prompt = ask(policy, sample, config)
+    rows = [policy.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    return group_of_ids(policy, sample, rows, config)
+
+
+def group_of_ids(
+    policy: Policy,
+    sample: data.Sample,
+    rows: Sequence[Sequence[int] | Tensor],
+    config: Config,
+    image: Image.Image | None = None,
+    prompt: Tensor | None = None,
+) -> Group:
+    """`given_group` of rows of token ids, each up to its end, and of an image and a prompt that may be given: see `ask`."""
+    rows = [torch.as_tensor(row, dtype=torch.long, device=policy.device) for row in rows]
+    ids = pad_sequence(rows, batch_first=True, padding_value=policy.pad_id)  # (G, T)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).bool()
+    visions, prompt = ask(policy, sample, config, image, prompt)
     with torch.inference_mode():
         prefix = policy.read(prompt, visions)
         log_probs = policy.log_probs(prefix, ids, 1.0, mask)[0]
     return group_of(policy, sample, visions, prompt, prefix, Responses(ids, mask, log_probs, log_probs))
 
 
-def ask(policy: Policy, sample: data.Sample, config: Config) -> tuple[list[Vision], Tensor]:
-    """What the policy sees of the sample's pages, and the prompt (P,) that asks its question."""
-    visions = [policy.encode(data.open_image(page.image)) for page in sample.pages]
-    return visions, prompt_of(policy, sample, config.thinking)
+def ask(
+    policy: Policy, sample: data.Sample, config: Config, image: Image.Image | None = None, prompt: Tensor | None = None
+) -> tuple[list[Vision], Tensor]:
+    """What the policy sees of the sample's pages, and the prompt (P,) that asks its question: of its files and by config, or an
+    image and a prompt that are given. Raises ValueError for an image of another size than the one on which the boxes are."""
+    sizes = [page.size for page in sample.pages]
+    if image is not None and [image.size] != sizes:
+        raise ValueError(f"{sample.id}: expected the image of size {sizes} that its boxes are on; found one of {image.size}")
+    images = [data.open_image(page.image) for page in sample.pages] if image is None else [image]
+    return [policy.encode(image) for image in images], prompt_of(policy, sample, config) if prompt is None else prompt
 
 
 def group_of(
@@ -341,6 +361,24 @@ def judge(policy: Policy, group: Group, config: Config) -> Judgement:
         null_boxes=nulls,
         group=group,
     )
+
+
+def judge_given(
+    policy: Policy,
+    sample: data.Sample,
+    rows: Sequence[Sequence[int] | Tensor],
+    config: Config,
+    image: Image.Image | None = None,
+    prompt: Tensor | None = None,
+) -> Judgement:
+    """The judgement of answers that another trainer has sampled: rows of token ids, each up to its end.
+
+    image (RGB, in memory) and prompt (P,), with one image token for each visual token, are those that the answers were sampled
+    from; without them the sample's file, and the prompt of this project. The model may be in training: there is no dropout and
+    no gradient, and each of its parts is left in the mode in which it was.
+    """
+    with evaluating(policy.model):
+        return judge(policy, group_of_ids(policy, sample, rows, config, image, prompt), config)
 
 
 # ── many groups: what a policy scores ───────────────────────────────────────────────────────────────────────────────

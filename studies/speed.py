@@ -47,7 +47,7 @@ import grpo
 import rollout
 import train
 from config import Config, InputError
-from models import INSTRUCTION, Policy
+from models import INSTRUCTION, Policy, frozen
 from support import pictures, ranks
 from support.clock import peak_memory
 from toy import backbone
@@ -110,7 +110,7 @@ def make_policy(size: str, device: str) -> Policy:
     model = Qwen2_5_VLForConditionalGeneration(config).to(device, dtype)
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     limits = {"shortest_edge": CELL**2, "longest_edge": 2 * max(GROWTH["visual tokens"]) * CELL**2}  # no image is resized
-    return Policy(model, tokenizer, Qwen2VLImageProcessorPil(patch_size=PATCH, merge_size=MERGE, size=limits))
+    return Policy(frozen(model), tokenizer, Qwen2VLImageProcessorPil(patch_size=PATCH, merge_size=MERGE, size=limits))
 
 
 def make_sample(folder: Path, size: tuple[int, int]) -> data.Sample:

@@ -24,7 +24,7 @@ from transformers.masking_utils import sdpa_mask
 
 import grpo
 from config import RECIPES, Config, InputError
-from models import INSTRUCTION, LOGIT_CHUNK, Prefix, chat_prompt, door, page_parts, source_of, token_grid
+from models import LOGIT_CHUNK, Prefix, chat_prompt, door, page_parts, source_of, token_grid
 
 EXAMPLE_SIZE = (640, 480)
 EXAMPLE_QUESTION = "How many dogs are there in the image?"
@@ -162,7 +162,8 @@ def plan(config: Config) -> str:
         processor, tokenizer = AutoImageProcessor.from_pretrained(source), AutoTokenizer.from_pretrained(source)
     visual = math.prod(token_grid(processor, EXAMPLE_SIZE))
     pages = config.pages if config.method in RECIPES else 1
-    example = page_parts(EXAMPLE_QUESTION, [visual] * pages) if pages > 1 else [visual, f"{EXAMPLE_QUESTION} {INSTRUCTION}"]
+    single = [visual, f"{EXAMPLE_QUESTION} {config.instruction}"]
+    example = page_parts(EXAMPLE_QUESTION, [visual] * pages) if pages > 1 else single
     prompt = len(chat_prompt(tokenizer, example, model.config.image_token_id, config.thinking))
     trained = meta_model(source, config.lora_layers).requires_grad_(False)  # the frozen layers below keep nothing
     grpo.add_lora(trained, config.lora_layers, config.lora_rank, config.lora_alpha)

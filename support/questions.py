@@ -59,11 +59,11 @@ def families_of(config: Config) -> list[str]:
     return families
 
 
-def prompt_of(policy: Policy, sample: data.Sample | data.PagedSample, thinking: bool) -> Tensor:
+def prompt_of(policy: Policy, sample: data.Sample | data.PagedSample, config: Config) -> Tensor:
     """The prompt (P,) that asks a sample's question about its image or pages."""
     n_visual = [math.prod(policy.grid(page.size)) for page in sample.pages]
     if isinstance(sample, data.Sample):
-        return policy.prompt(sample.question, n_visual[0], thinking)
+        return policy.prompt(sample.question, n_visual[0], config.thinking, config.instruction)
     return policy.prompt_of_pages(sample.question, n_visual, sample.template)
 
 
@@ -71,7 +71,7 @@ def check_prompts(policy: Policy, samples: Sequence[data.Sample], config: Config
     """Raises InputError for a prompt longer than config.max_prompt_tokens: its image span is never cut."""
     distinct = {(s.question, *(math.prod(policy.grid(page.size)) for page in s.pages)): s for s in samples}
     for (_, *n_visual), sample in distinct.items():
-        length = len(prompt_of(policy, sample, config.thinking))
+        length = len(prompt_of(policy, sample, config))
         if length > config.max_prompt_tokens:
             raise InputError(
                 f"{sample.pages[0].image}: its prompt has {length} tokens, {sum(n_visual)} of them visual; --max-prompt-tokens "

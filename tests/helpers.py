@@ -21,7 +21,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 import data
 import train
 from config import TINY_RECIPE, Config
-from models import Policy, Responses
+from models import Policy, Responses, frozen
 from related.papo import blacken
 from rollout import Group, judge, sample_group, seeded
 from toy import backbone
@@ -80,7 +80,7 @@ def random_policy(family: str, seed: int = 0, layers: int = 4, width: int = 48) 
         model.lm_head.weight[config.image_token_id] = 0  # no model that was ever trained says it: a naive forward needs that
     model.generation_config = GenerationConfig(eos_token_id=[tokenizer.eos_token_id, tokenizer.pad_token_id])
     processor = Qwen2VLImageProcessorPil(patch_size=8, merge_size=2, size={"shortest_edge": 32 * 32, "longest_edge": 96 * 96})
-    return Policy(model, tokenizer, processor)
+    return Policy(frozen(model), tokenizer, processor)
 
 
 def random_image(width: int, height: int, seed: int = 0) -> Image.Image:

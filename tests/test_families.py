@@ -88,7 +88,7 @@ def shared(directory) -> Policy:
 def fresh(directory: Path, shared: Policy, dtype: torch.dtype = torch.float32) -> Policy:
     """Another model with the same tokenizer and a processor of its own, for tests that change it."""
     model = AutoModelForImageTextToText.from_pretrained(directory, dtype=dtype)
-    return Policy(model, shared.tokenizer, copy.copy(shared.image_processor))
+    return Policy(models.frozen(model), shared.tokenizer, copy.copy(shared.image_processor))
 
 
 def photo(coco_mini) -> Path:

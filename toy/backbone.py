@@ -36,7 +36,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 import ced
 import data
 import sft
-from models import INSTRUCTION, TINY, Policy, Vision
+from models import INSTRUCTION, TINY, Policy, Vision, frozen
 from toy import world
 
 PATCH, MERGE, WIDTH = 7, 2, 96
@@ -128,7 +128,7 @@ def make_policy() -> Policy:
         patch_size=PATCH, merge_size=MERGE, temporal_patch_size=2, image_mean=[0.5] * 3, image_std=[0.5] * 3,
         size={"shortest_edge": side**2, "longest_edge": 4 * side**2},
     )  # fmt: skip
-    return Policy(model, tokenizer, processor)
+    return Policy(frozen(model), tokenizer, processor)
 
 
 # ── stage 1: the tower ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -22,7 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import sft
-from models import Policy, Vision, chat_prompt, seeded
+from models import Policy, Vision, chat_prompt, frozen, seeded
 from toy import backbone, steps, world
 from toy.steps import Question, Solution
 
@@ -54,7 +54,7 @@ def base(seed: int, words: Sequence[str] = (*steps.WORDS, *steps.MARKS)) -> Poli
     rows = policy.model.get_input_embeddings().weight[known:]
     with torch.no_grad():
         rows.copy_(torch.randn(rows.shape, generator=seeded(seed, "words")) * NEW_STD)
-    return Policy(policy.model, policy.tokenizer, policy.image_processor)  # the head is another now
+    return Policy(frozen(policy.model), policy.tokenizer, policy.image_processor)  # the head is another now
 
 
 def draw_scenes(
