@@ -17,6 +17,7 @@ import models
 from config import Config, InputError
 from models import Policy
 from rollout import judge, judge_given, sample_group, seeded
+from studies import trainers
 
 PAGE = (ROOT / "docs/trainers.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -129,6 +130,17 @@ def test_ones_own_data_py_beside_this_one(tmp_path, monkeypatch):
     names: dict = {}
     exec(block("my_data"), names)
     assert names["my_data"].mine == 7 and data.__file__ != names["my_data"].__file__
+
+
+def test_without_trl_the_study_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr(trainers.importlib.util, "find_spec", lambda name: None)
+    assert trainers.main([]) == 0 and capsys.readouterr().out.startswith("skipped: TRL is not installed")
+    assert trainers.main(["--steps", "0"]) == 2 and "--steps: expected at least 1; found 0" in capsys.readouterr().err
+
+
+def test_the_study_s_table_by_hand():
+    rows = trainers.table({"train.py": [(0.25, 0.5, 10.0), (0.35, 0.7, 30.0)]}).splitlines()
+    assert rows[-1] == "| train.py | 0.30 | **0.60** | 0.50, 0.70 | 20 |"
 
 
 def test_two_steps_of_trl(tmp_path, small_world, samples):
