@@ -13,9 +13,7 @@ process of its own. Machines are noisy: compare ratios, not seconds.
 """
 
 import argparse
-import importlib.util
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -23,7 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,18 +34,17 @@ import transformers
 from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
-from transformers import GenerationConfig, ProcessorMixin, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import GenerationConfig, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 import ced
 import data
-import grpo
 import rollout
 import train
 from config import Config, InputError
-from models import INSTRUCTION, Policy, frozen
+from models import Policy, frozen
+from studies import trl
 from support import pictures, ranks
 from support.clock import peak_memory
 from toy import backbone
@@ -78,7 +75,6 @@ GROWTH = {  # one axis at a time, from the middle setting G = 8, K = 3, T = 32 a
 }
 TOGETHER = (1, 2, 4, 8)  # prompts sampled at once, at G = 8, T = 32 and the photo
 REPEATS = 3  # of which the median is taken, after one that is not counted
-TRL = "trl==1.16.0"
 
 
 @dataclass(frozen=True)
@@ -240,21 +236,18 @@ def naive_audit(bench: Bench, keep: bool = False) -> Tensor:
 
 
 # ── TRL ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-class ImageProcessor(Qwen2_5_VLProcessor):
-    """transformers' processor without its video half, which needs torchvision."""
+def make_peer(size: str, device: str, sample: data.Sample, config: Config, folder: Path) -> Any:
+    """TRL's trainer of the same model, image, prompt and numbers, with rewards 0, 1, 2 …"""
 
-    def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: str | None = None) -> None:
-        self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
-        self.image_token_id, self.video_token_id = tokenizer.convert_tokens_to_ids([self.image_token, self.video_token])
-        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+    def rewards(completions: Sequence[Any], **_: Any) -> list[float]:
+        return [float(i) for i in range(len(completions))]
+
+    return trl.make_trainer(make_policy(size, device), [sample] * config.prompts_per_step, config, rewards, folder / "trl")
 
 
-def trl_seconds(size: str, device: str, sample: data.Sample, config: Config, steps: int, folder: Path) -> float:
+def trl_seconds(size: str, device: str, sample: data.Sample, config: Config, folder: Path) -> float:
     """Median seconds of a step of TRL's GRPOTrainer, after one that is not counted."""
-    from datasets import Dataset
-    from peft import LoraConfig
     from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
 
     seconds = []
 
@@ -266,26 +259,29 @@ def trl_seconds(size: str, device: str, sample: data.Sample, config: Config, ste
             synchronize()
             seconds.append(time.perf_counter() - self.start)
 
-    policy = make_policy(size, device)
-    content = [{"type": "image"}, {"type": "text", "text": f"{sample.question} {INSTRUCTION}"}]
-    row = {"prompt": [{"role": "user", "content": content}], "image": data.open_image(sample.image)}
-    g, on_gpu = config.group_size, device.startswith("cuda")
-    settings = GRPOConfig(
-        output_dir=str(folder / "trl"), per_device_train_batch_size=g, num_generations=g, loss_type="grpo",
-        max_completion_length=config.max_new_tokens, temperature=config.temperature, beta=config.beta, max_steps=1 + steps,
-        learning_rate=config.lr, gradient_checkpointing=False, use_cpu=not on_gpu, bf16=on_gpu, report_to=[],
-        save_strategy="no", logging_steps=1000, disable_tqdm=True, log_level="error",
-    )  # fmt: skip
-    targets = grpo.lora_targets(policy.model, config.lora_layers)
-    lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, lora_dropout=0.0, target_modules=targets)
-    trainer = GRPOTrainer(
-        policy.model, reward_funcs=lambda completions, **_: [float(i) for i in range(len(completions))], args=settings,
-        train_dataset=Dataset.from_list([row] * g), peft_config=lora, callbacks=[Stopwatch()],
-        processing_class=ImageProcessor(policy.image_processor, policy.tokenizer, policy.tokenizer.chat_template),
-    )  # fmt: skip
-    with open(os.devnull, "w") as quiet, redirect_stdout(quiet):  # the trainer prints its summary
-        trainer.train()
+    trainer = make_peer(size, device, sample, config, folder)
+    trainer.add_callback(Stopwatch())
+    trl.train_quietly(trainer)
     return median(seconds[1:])
+
+
+class SampledEnoughError(Exception):
+    """Ends a trainer whose sampling has been timed."""
+
+
+def trl_sampling_seconds(size: str, device: str, sample: data.Sample, config: Config, folder: Path) -> float:
+    """Median seconds in which TRL's GRPOTrainer samples a batch: those of the model's `generate`, as the trainer calls it."""
+    trainer, seconds = make_peer(size, device, sample, config, folder), []
+    generate = trainer.model.generate
+
+    def timed_generate(**given: Any) -> None:
+        seconds.append(timed(partial(generate, **given)))
+        raise SampledEnoughError
+
+    trainer.model.generate = timed_generate
+    with suppress(SampledEnoughError):
+        trl.train_quietly(trainer)
+    return seconds[0]
 
 
 # ── clocks and memory ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -324,7 +320,7 @@ def print_memory(what: str, size: str, g: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         sample = make_sample(Path(folder), PHOTO)
         if what == "trl":
-            trl_seconds(size, device, sample, config, 1, Path(folder))
+            trl_seconds(size, device, sample, replace(config, steps=2), Path(folder))
         else:
             policy = make_policy(size, device)
             optimizer = torch.optim.AdamW(policy.add_lora(config.lora_layers, config.lora_rank, config.lora_alpha))
@@ -358,7 +354,7 @@ def compare(size: str, device: str, g: int, with_trl: bool, folder: Path, repeat
                 for name, keep in {"naive audit": False, "naive audit, logits kept": True}.items()}  # fmt: skip
     memory = {"step": memory_of("ours", size, g)}
     if with_trl:
-        seconds["TRL step"] = trl_seconds(size, device, sample, config, max(1, repeats - 1), folder)
+        seconds["TRL step"] = trl_seconds(size, device, sample, replace(config, steps=max(2, repeats)), folder)
         memory["TRL step"] = memory_of("trl", size, g)
     return {
         "seconds": seconds,
@@ -390,9 +386,9 @@ def growth(size: str, device: str, folder: Path, axes: dict[str, Sequence[int]])
     return rows
 
 
-def together(size: str, device: str, folder: Path, counts: Sequence[int]) -> list[dict]:
-    """Seconds a prompt of sampling so many prompts at once, and of the same prompts one after another."""
-    policy, config, rows = make_policy(size, device), settings_of(QUICK_GROUPS[0], Config.k, 32), []
+def together(size: str, device: str, folder: Path, counts: Sequence[int], with_trl: bool) -> list[dict]:
+    """Seconds a prompt of sampling so many prompts at once, of the same prompts one after another, and of TRL, at once."""
+    policy, config, rows = make_policy(size, device), settings_of(QUICK_GROUPS[0]), []
     sample = make_sample(folder, PHOTO)
     for n in tqdm(counts, desc="together", leave=False):
         samples = [replace(sample, id=str(i)) for i in range(n)]
@@ -402,15 +398,22 @@ def together(size: str, device: str, folder: Path, counts: Sequence[int]) -> lis
             several = replace(config, sample_rows=at_once * config.group_size)
             list(rollout.sample_groups(policy, samples, several, config.group_size, draws))
 
-        seconds = {"together": timed(partial(draw, n)) / n, "one by one": timed(partial(draw, 1)) / n}
-        rows.append({"prompts": n, **seconds, "ratio": seconds["together"] / seconds["one by one"]})
+        row = {"together": timed(partial(draw, n)), "one by one": timed(partial(draw, 1))}
+        if with_trl:
+            row["TRL"] = trl_sampling_seconds(size, device, sample, replace(config, prompts_per_step=n), folder)
+        rows.append({"prompts": n} | {name: seconds / n for name, seconds in row.items()})
     return rows
 
 
 def together_table(rows: list[dict]) -> str:
-    """Seconds a prompt, in Markdown."""
-    table = [line("prompts", ["together, s a prompt", "one by one, s a prompt", "ratio"]), "|---" * 4 + "|"]
-    table += [line(str(r["prompts"]), [f"{r[key]:.2f}" for key in ("together", "one by one", "ratio")]) for r in rows]
+    """Seconds a prompt, and what share of each way's time sampling together takes, in Markdown."""
+    ways = [name for name in rows[0] if name != "prompts"]
+    others = [name for name in ways if name != "together"]
+    names = [f"{name}, s a prompt" for name in ways] + [f"together / {name}" for name in others]
+    table = [line("prompts", names), "|---" * (1 + len(names)) + "|"]
+    for row in rows:
+        cells = [row[name] for name in ways] + [row["together"] / row[name] for name in others]
+        table.append(line(str(row["prompts"]), [f"{cell:.2f}" for cell in cells]))
     return "\n".join(table)
 
 
@@ -484,14 +487,13 @@ def make_parser() -> argparse.ArgumentParser:
 
 def measure(args: argparse.Namespace) -> None:
     """Measures and prints. Raises InputError if TRL was asked for and is not there."""
-    installed = importlib.util.find_spec("trl") is not None
-    if args.vs == "trl" and not installed:
-        raise InputError(f"--vs trl: TRL is not installed; it is no part of requirements.txt: pip install {TRL}")
-    device, with_trl = ranks.start(), installed and args.vs != "none"
+    if args.vs == "trl" and not trl.installed():
+        raise InputError(f"--vs trl: TRL is not installed; it is no part of requirements.txt: pip install {trl.TRL}")
+    device, with_trl = ranks.start(), trl.installed() and args.vs != "none"
     with tempfile.TemporaryDirectory() as scratch:
         shared = (args.model, device)
         if args.together:
-            rows = together(*shared, Path(scratch), TOGETHER)
+            rows = together(*shared, Path(scratch), TOGETHER, with_trl)
             print(json.dumps(rows) if args.json else f"{hardware()}\n\n{together_table(rows)}")
             return
         groups, repeats = (QUICK_GROUPS, 1) if args.quick else (GROUPS, REPEATS)

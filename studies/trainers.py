@@ -8,7 +8,6 @@ their own. docs/trainers.md prints the recipe alone.
 """
 
 import argparse
-import importlib.util
 import sys
 import tempfile
 import time
@@ -24,13 +23,13 @@ import torch
 from PIL import Image
 
 import data
-import grpo
 from config import Config, configure, outside
 from methods import rewards_of
 from models import Policy
 from reading import InputError
 from rollout import Judgement, judge_given, measure
-from studies.speed import TRL, ImageProcessor, hardware, line
+from studies import trl
+from studies.speed import hardware, line
 from support import ranks
 from support.questions import load_samples
 from train import load_trainable, train
@@ -38,22 +37,8 @@ from train import load_trainable, train
 TRAINERS = {"TRL + evidence reward": "answer-ced", "train.py": "answer-ced", "TRL + correctness": "correctness"}
 
 
-def processor_of(policy: Policy) -> ImageProcessor:
-    """The policy's tokenizer and image processor as the one processor that TRL wants. It pads prompts on the left, and its
-    processor has to do so too, or the two disagree about where the image is."""
-    policy.tokenizer.padding_side = "left"
-    return ImageProcessor(policy.image_processor, policy.tokenizer, policy.tokenizer.chat_template)
-
-
-def rows_of(samples: Sequence[data.Sample], config: Config) -> list[dict[str, Any]]:
-    """The samples as a TRL data set's rows; `row` says which sample it is, and reaches the reward."""
-    texts = [f"{sample.question} {config.instruction}" for sample in samples]
-    asked = [[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}] for text in texts]
-    return [{"prompt": p, "image": data.open_image(s.image), "row": i} for i, (p, s) in enumerate(zip(asked, samples))]
-
-
 def judgements_of(
-    policy: Policy, processor: ImageProcessor, samples: Sequence[data.Sample], config: Config, prompts: Sequence[Any],
+    policy: Policy, processor: trl.ImageProcessor, samples: Sequence[data.Sample], config: Config, prompts: Sequence[Any],
     completion_ids: Sequence[Sequence[int]], image: Sequence[Image.Image], row: Sequence[int], **_: Any,
 ) -> list[Judgement]:  # fmt: skip
     """What TRL passes to a reward, judged: one judgement for the answers to a prompt, which stand together."""
@@ -68,33 +53,15 @@ def judgements_of(
     return judgements
 
 
-def make_trainer(policy: Policy, samples: Sequence[data.Sample], config: Config, folder: Path) -> Any:
-    """TRL's trainer of the policy's model, with config's reward and numbers."""
-    from datasets import Dataset
-    from peft import LoraConfig
-    from trl import GRPOConfig, GRPOTrainer
-
-    processor = processor_of(policy)
+def rewarded(policy: Policy, samples: Sequence[data.Sample], config: Config, folder: Path) -> Any:
+    """TRL's trainer with config's reward."""
+    processor = trl.processor_of(policy)
 
     def reward(**given: Any) -> list[float]:
         judgements = judgements_of(policy, processor, samples, config, **given)
         return [float(r) for j in judgements for r in rewards_of(j, j.group.sample, config)]
 
-    settings = GRPOConfig(
-        output_dir=str(folder), per_device_train_batch_size=config.prompts_per_step * config.group_size, beta=config.beta,
-        num_generations=config.group_size, loss_type="grpo", max_completion_length=config.max_new_tokens, seed=config.seed,
-        temperature=config.temperature, max_steps=config.steps, learning_rate=config.lr, weight_decay=config.weight_decay,
-        lr_scheduler_type="constant", gradient_checkpointing=False, use_cpu=policy.device.type == "cpu", report_to=[],
-        bf16=policy.device.type == "cuda", save_strategy="no", logging_steps=1, disable_tqdm=True, log_level="error",
-    )  # fmt: skip
-    targets = grpo.lora_targets(policy.model, config.lora_layers)
-    lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, lora_dropout=0.0, target_modules=targets)
-    trainer = GRPOTrainer(
-        policy.model, reward, args=settings, train_dataset=Dataset.from_list(rows_of(samples, config)), peft_config=lora,
-        processing_class=processor,
-    )  # fmt: skip
-    policy.adapter = trainer.model
-    return trainer
+    return trl.make_trainer(policy, samples, config, reward, folder)
 
 
 def trained(name: str, config: Config, scratch: Path) -> tuple[Policy, dict[str, list[data.Sample]], float]:
@@ -106,7 +73,7 @@ def trained(name: str, config: Config, scratch: Path) -> tuple[Policy, dict[str,
     (out := scratch / "run").mkdir()
     go: Callable[[], object] = partial(train, policy, samples, config, out)
     if name != "train.py":
-        go = make_trainer(policy, samples, config, out).train
+        go = partial(trl.train_quietly, rewarded(policy, samples, config, out))
     start = time.perf_counter()
     go()
     policy.model.eval()
@@ -138,8 +105,8 @@ def measure_all(seeds: Sequence[int], given: dict[str, Any]) -> None:
     """Trains and prints. Where TRL is absent, its rows are skipped, which is said."""
     if expected := outside(given.get("steps", 1), least=1):
         raise InputError(f"--steps: expected {expected}; found {given['steps']}")
-    if importlib.util.find_spec("trl") is None:
-        print(f"skipped: TRL is not installed; it is no part of requirements.txt: pip install {TRL}")
+    if not trl.installed():
+        print(f"skipped: TRL is not installed; it is no part of requirements.txt: pip install {trl.TRL}")
         return
     torch.set_num_threads(1)
     results = {}

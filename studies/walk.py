@@ -88,9 +88,7 @@ def table(*rows: Sequence[Any]) -> str:
     """Rows of cells, the first of them the head, in columns: words to the left, numbers to the right."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    left = [not any(ch.isdigit() for ch in row) for row in zip(*cells[1:])] if len(cells) < 2 else [
-        all(not c[:1].isdigit() and c[:1] not in "+-−.∞" for c in column) for column in zip(*cells[1:])
-    ]
+    left = [all(not c[:1].isdigit() and c[:1] not in "+-−.∞" for c in column) for column in zip(*cells[1:])]
     lines = ["  ".join(c.ljust(w) if first else c.rjust(w) for c, w, first in zip(row, widths, left)) for row in cells]
     return "\n".join(line.rstrip() for line in lines)
 

@@ -1,6 +1,7 @@
 """Random-weight policies of all three families, small enough for a test, a naive forward to compare them with, and short
 runs of the embedded backbone."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -197,3 +198,10 @@ def both_images(group, name: str, p: float) -> tuple[Image.Image, Image.Image]:
     """The group's image, and the one that a hook of this name masks it into."""
     image = data.open_image(group.sample.image)
     return image, blacken(image, RELATED.mask_patch, p, seeded(RELATED.seed, name, "s", "a", "b", "a"))
+
+
+def code_block(page: str, word: str) -> str:
+    """The one Python block of a page that holds a word."""
+    text = (Path(__file__).resolve().parent.parent / page).read_text()
+    (found,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if word in block]
+    return found

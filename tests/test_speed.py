@@ -8,7 +8,7 @@ import torch
 from helpers import random_policy
 
 import rollout
-from studies import speed
+from studies import speed, trl
 from support import pictures
 
 PARTS = ("prompt", "sample", "audit", "reference and update")
@@ -75,7 +75,7 @@ def test_tables_and_picture(tmp_path):
 
 
 def test_trl_that_is_asked_for_must_be_there(monkeypatch, capsys):
-    monkeypatch.setattr(speed.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(trl, "installed", lambda: False)
     assert speed.main(["--vs", "trl"]) == 2
     assert "--vs trl: TRL is not installed" in capsys.readouterr().err
 

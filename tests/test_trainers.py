@@ -1,32 +1,23 @@
 """docs/trainers.md, as printed: the audit for answers that another trainer has sampled."""
 
 import json
-import re
 import sys
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT
-from helpers import FAMILIES, SMALL, random_image, random_policy
+from helpers import FAMILIES, SMALL, code_block, random_image, random_policy
 
 import data
 import methods
-import models
 from config import Config, InputError
 from models import Policy
 from rollout import judge, judge_given, sample_group, seeded
-from studies import trainers
+from studies import trainers, trl
 
-PAGE = (ROOT / "docs/trainers.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-
-
-def block(word: str) -> str:
-    """The one code block of the page that holds a word."""
-    (found,) = [text for text in BLOCKS if word in text]
-    return found
+block = partial(code_block, "docs/trainers.md")
 
 
 @pytest.fixture
@@ -133,7 +124,7 @@ def test_ones_own_data_py_beside_this_one(tmp_path, monkeypatch):
 
 
 def test_without_trl_the_study_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setattr(trainers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(trl, "installed", lambda: False)
     assert trainers.main([]) == 0 and capsys.readouterr().out.startswith("skipped: TRL is not installed")
     assert trainers.main(["--steps", "0"]) == 2 and "--steps: expected at least 1; found 0" in capsys.readouterr().err
 
@@ -141,47 +132,3 @@ def test_without_trl_the_study_says_what_to_install(monkeypatch, capsys):
 def test_the_study_s_table_by_hand():
     rows = trainers.table({"train.py": [(0.25, 0.5, 10.0), (0.35, 0.7, 30.0)]}).splitlines()
     assert rows[-1] == "| train.py | 0.30 | **0.60** | 0.50, 0.70 | 20 |"
-
-
-def test_two_steps_of_trl(tmp_path, small_world, samples):
-    """As printed: rewards are the project's own, the optimizer has something to move, and moves it."""
-    trl = pytest.importorskip("trl", reason="TRL is in requirements-dev.txt")
-    from datasets import Dataset
-    from peft import LoraConfig
-
-    import grpo
-    from studies.speed import ImageProcessor
-
-    base = Policy.load("tiny")
-    some = [s for s in samples if s.family == "counting"][:2]
-    config = replace(SMALL, group_size=4)
-    processor = ImageProcessor(base.image_processor, base.tokenizer, base.tokenizer.chat_template)
-    rows = [{"prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text",
-             "text": f"{s.question} {config.instruction}"}]}], "image": data.open_image(s.image), "row": i}
-            for i, s in enumerate(some)]  # fmt: skip
-    settings = trl.GRPOConfig(
-        output_dir=str(tmp_path), per_device_train_batch_size=8, num_generations=4, max_completion_length=16, max_steps=2,
-        learning_rate=1e-3, beta=0.0, gradient_checkpointing=False, use_cpu=True, bf16=False, report_to=[], save_strategy="no",
-        disable_tqdm=True, log_level="error", logging_steps=1,
-    )  # fmt: skip
-    lora = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, target_modules=grpo.lora_targets(base.model, 2))
-    names = {"model": base.model, "processor": processor, "samples": some, "config": config, "settings": settings,
-             "dataset": Dataset.from_list(rows), "lora": lora, "GRPOTrainer": trl.GRPOTrainer}  # fmt: skip
-    exec(block("GRPOTrainer"), names)
-    trainer, policy, judged = names["trainer"], names["policy"], []
-    reward, own = names["evidence_reward"], models.evaluating
-
-    def watched(**given):
-        found = reward(**given)
-        with own(policy.model):
-            picture = given["image"][0].convert("RGB")
-            again = judge_given(policy, some[given["row"][0]], given["completion_ids"][:4], config, picture)
-        judged.append((found[:4], methods.rewards_of(again, some[given["row"][0]], config).tolist(), policy.model.training))
-        return found
-
-    trainer.reward_funcs = [watched]
-    trained = [p for p in trainer.model.parameters() if p.requires_grad]
-    before = [p.detach().clone() for p in trained]
-    trainer.train()
-    assert trained and any(not torch.equal(a, b) for a, b in zip(before, trained))
-    assert len(judged) == 2 and all(found == pytest.approx(again, abs=1e-4) and mode for found, again, mode in judged)
