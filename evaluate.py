@@ -24,7 +24,7 @@ from benchmarks.replies import WRITERS, check_writable
 from benchmarks.tasks import benchmark
 from config import Config, InputError, flag, load_config
 from related.documents import load_samples
-from rollout import measure
+from report import measure
 from studies import comparison
 from support import ranks
 from support.checkpoint import read_results

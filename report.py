@@ -1,6 +1,8 @@
-"""Step 4 of the loop, and the end of a run: a row of log.jsonl a step, a table and two pictures that show what was learned."""
+"""Step 4 of the loop, and both ends of a run: a row of log.jsonl a step; scores of held-out questions before and after; a table
+and two pictures that show what was learned."""
 
 import json
+import random
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from torch import Tensor
+from tqdm import tqdm
 
 import ced
 import data
@@ -16,8 +19,10 @@ from config import Config
 from methods import rewards_of
 from models import Policy
 from related.rs_grpo import CHANNELS, Scoped
-from rollout import Group, Judgement, evidence_boxes, judge, sample_group, seeded
-from support import pictures
+from rollout import Group, Judgement, evidence_boxes, judge, sample_group, sample_groups, seeded
+from support import pictures, ranks
+from support.checkpoint import write_whole
+from support.stats import wilson
 from toy import world
 
 
@@ -98,6 +103,72 @@ def progress(row: dict, config: Config) -> dict[str, str]:
     tokens = row["response_length"] * config.group_size * config.prompts_per_step
     shown = {name: f"{row[name]:.2f}" for name in ("reward", "accuracy", "look_share", "kl")}
     return shown | {"tokens/s": f"{tokens / sum(row['seconds'].values()):.0f}"}
+
+
+# ── what a policy scores ────────────────────────────────────────────────────────────────────────────────────────────
+def measure(policy: Policy, splits: dict[str, list[data.Sample]], config: Config, name: str) -> dict[str, dict[str, dict]]:
+    """Scores by split and family ("all": the mean of the families): n questions, accuracy and its 95 % interval, the share
+    of look chains, the mean margin. config.eval_prompts questions of each family, config.eval_group sampled answers each.
+    """
+    scores = {}
+    chosen = {split: choose(samples, config.eval_prompts, config.seed) for split, samples in splits.items()}
+    total = sum(len(ranks.share(samples)) for samples in chosen.values())
+    with tqdm(total=total, desc=f"evaluating {name}", disable=ranks.rank() > 0) as bar:
+        for split, samples in chosen.items():
+            rows, mine = [], ranks.share(samples)
+            draws = [seeded(config.seed, "evaluate", s.id, device=policy.device) for s in mine]
+            for group in sample_groups(policy, mine, config, config.eval_group, draws):
+                rows.append((group.sample.family, score_of(policy, group, config)))
+                bar.update()
+            by_family = defaultdict(list)
+            for family, row in ranks.gather(rows):
+                by_family[family].append(row)
+            families = {family: summary(values) for family, values in by_family.items()}
+            scores[split] = families | {"all": average(list(families.values()))}
+    return scores
+
+
+def measure_base(policy: Policy, splits: dict[str, list[data.Sample]], config: Config, out: Path) -> dict:
+    """The frozen base's scores on every rank, measured once a run: a run that goes on reads what it has written down."""
+    path = out / "before.json"
+    (known,) = ranks.gather([json.loads(path.read_text()) if ranks.rank() == 0 and path.is_file() else None])[:1]
+    if known is not None:
+        return known
+    with policy.reference():
+        before = measure(policy, splits, config, "before")
+    if ranks.rank() == 0:
+        write_whole(path, json.dumps(before).encode())
+    return before
+
+
+def score_of(policy: Policy, group: Group, config: Config) -> tuple[float, float, float]:
+    """Accuracy, share of look chains and mean margin of the answers to one question."""
+    judgement = judge(policy, group, config)
+    margin = float(judgement.m[judgement.audited].mean()) if judgement.audited.any() else 0.0
+    return float(judgement.correct.float().mean()), fmean(map(world.looks, group.texts)), margin
+
+
+def choose(samples: Sequence[data.Sample], n: int, seed: int) -> list[data.Sample]:
+    """n samples of each family, at random."""
+    chosen = []
+    for family in data.FAMILIES + data.CONTEXTS:
+        of_family = [s for s in samples if s.family == family]
+        chosen += random.Random(f"choose {seed} {family}").sample(of_family, min(n, len(of_family)))
+    return chosen
+
+
+def summary(rows: Sequence[tuple[float, float, float]]) -> dict:
+    """One family's scores from its questions' (accuracy, look share, margin)."""
+    accuracy, look_share, margin = (fmean(column) for column in zip(*rows))
+    interval = wilson(accuracy, len(rows))
+    return {"n": len(rows), "accuracy": accuracy, "interval": interval, "look_share": look_share, "margin": margin}
+
+
+def average(families: Sequence[dict]) -> dict:
+    """The mean of the families' scores; the interval is that of their pooled questions."""
+    n = sum(f["n"] for f in families)
+    scores = {key: fmean(f[key] for f in families) for key in ("accuracy", "look_share", "margin")}
+    return {"n": n, **scores, "interval": wilson(scores["accuracy"], n)}
 
 
 # ── a run's pictures and table ──────────────────────────────────────────────────────────────────────────────────────

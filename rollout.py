@@ -6,22 +6,16 @@ Numbers come from `config.Config`.
 """
 
 import contextlib
-import json
-import random
 import re
 import unicodedata
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from statistics import fmean
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 
 import answers
 import attribution
@@ -29,11 +23,8 @@ import ced
 import data
 from config import Config
 from models import Policy, Prefix, Responses, Vision, evaluating, seeded
-from support import joint, ranks
-from support.checkpoint import write_whole
+from support import joint
 from support.questions import prompt_of
-from support.stats import wilson
-from toy import world
 
 
 @dataclass(frozen=True)
@@ -176,9 +167,7 @@ def flipped(policy: Policy, ids: list[int], span: tuple[int, int] | None) -> tup
     return ids[: span[0]] + new + ids[span[1] :], (span[0], span[0] + len(new))
 
 
-def restated(
-    policy: Policy, ids: list[int], span: tuple[int, int], said: str, other: str
-) -> tuple[list[int], tuple[int, int]]:
+def restated(policy: Policy, ids: list[int], span: tuple[int, int], said: str, other: str) -> tuple[list[int], tuple[int, int]]:
     """A response's ids with what its answer said in other words, and the new answer's span. Before and after nothing changes:
     the span alone, with what its tokens carry besides the answer, is encoded anew."""
     before, _, after = policy.decode(ids[slice(*span)]).partition(said)
@@ -379,69 +368,3 @@ def judge_given(
     """
     with evaluating(policy.model):
         return judge(policy, group_of_ids(policy, sample, rows, config, image, prompt), config)
-
-
-# ── many groups: what a policy scores ───────────────────────────────────────────────────────────────────────────────
-def measure(policy: Policy, splits: dict[str, list[data.Sample]], config: Config, name: str) -> dict[str, dict[str, dict]]:
-    """Scores by split and family ("all": the mean of the families): n questions, accuracy and its 95 % interval, the share
-    of look chains, the mean margin. config.eval_prompts questions of each family, config.eval_group sampled answers each.
-    """
-    scores = {}
-    chosen = {split: choose(samples, config.eval_prompts, config.seed) for split, samples in splits.items()}
-    total = sum(len(ranks.share(samples)) for samples in chosen.values())
-    with tqdm(total=total, desc=f"evaluating {name}", disable=ranks.rank() > 0) as bar:
-        for split, samples in chosen.items():
-            rows, mine = [], ranks.share(samples)
-            draws = [seeded(config.seed, "evaluate", s.id, device=policy.device) for s in mine]
-            for group in sample_groups(policy, mine, config, config.eval_group, draws):
-                rows.append((group.sample.family, score_of(policy, group, config)))
-                bar.update()
-            by_family = defaultdict(list)
-            for family, row in ranks.gather(rows):
-                by_family[family].append(row)
-            families = {family: summary(values) for family, values in by_family.items()}
-            scores[split] = families | {"all": average(list(families.values()))}
-    return scores
-
-
-def measure_base(policy: Policy, splits: dict[str, list[data.Sample]], config: Config, out: Path) -> dict:
-    """The frozen base's scores on every rank, measured once a run: a run that goes on reads what it has written down."""
-    path = out / "before.json"
-    (known,) = ranks.gather([json.loads(path.read_text()) if ranks.rank() == 0 and path.is_file() else None])[:1]
-    if known is not None:
-        return known
-    with policy.reference():
-        before = measure(policy, splits, config, "before")
-    if ranks.rank() == 0:
-        write_whole(path, json.dumps(before).encode())
-    return before
-
-
-def score_of(policy: Policy, group: Group, config: Config) -> tuple[float, float, float]:
-    """Accuracy, share of look chains and mean margin of the answers to one question."""
-    judgement = judge(policy, group, config)
-    margin = float(judgement.m[judgement.audited].mean()) if judgement.audited.any() else 0.0
-    return float(judgement.correct.float().mean()), fmean(map(world.looks, group.texts)), margin
-
-
-def choose(samples: Sequence[data.Sample], n: int, seed: int) -> list[data.Sample]:
-    """n samples of each family, at random."""
-    chosen = []
-    for family in data.FAMILIES + data.CONTEXTS:
-        of_family = [s for s in samples if s.family == family]
-        chosen += random.Random(f"choose {seed} {family}").sample(of_family, min(n, len(of_family)))
-    return chosen
-
-
-def summary(rows: Sequence[tuple[float, float, float]]) -> dict:
-    """One family's scores from its questions' (accuracy, look share, margin)."""
-    accuracy, look_share, margin = (fmean(column) for column in zip(*rows))
-    interval = wilson(accuracy, len(rows))
-    return {"n": len(rows), "accuracy": accuracy, "interval": interval, "look_share": look_share, "margin": margin}
-
-
-def average(families: Sequence[dict]) -> dict:
-    """The mean of the families' scores; the interval is that of their pooled questions."""
-    n = sum(f["n"] for f in families)
-    scores = {key: fmean(f[key] for f in families) for key in ("accuracy", "look_share", "margin")}
-    return {"n": n, **scores, "interval": wilson(scores["accuracy"], n)}

@@ -30,7 +30,8 @@ from methods import advantages_of, check_samples, method_of, rewards_of
 from models import Policy, source_of
 from related.documents import load_samples
 from related.rs_grpo import Scoped
-from rollout import Group, Judgement, judge, measure, measure_base, sample_groups, seeded
+from report import measure, measure_base
+from rollout import Group, Judgement, judge, sample_groups, seeded
 from support import elastic, ranks
 from support.checkpoint import (
     CHECKPOINT,

@@ -25,7 +25,8 @@ import data
 from config import EVIDENCE, Config, InputError, flag
 from models import Policy
 from reading import json_lines, make_folder, parse_json, read_json
-from rollout import choose, measure, regions_of, sample_group, seeded
+from report import choose, measure
+from rollout import regions_of, sample_group, seeded
 from studies import comparison
 from support import ranks
 from support.checkpoint import write_whole

@@ -21,7 +21,8 @@ import data
 from answers import parse_yesno
 from config import Config, InputError, configure, load_config
 from models import Policy
-from rollout import Group, audit_answers, choose, given_group, sample_group, seeded
+from report import choose
+from rollout import Group, audit_answers, given_group, sample_group, seeded
 from support import stats
 from support.questions import load_samples
 from train import load_policy

@@ -27,7 +27,8 @@ from config import Config, configure, outside
 from methods import rewards_of
 from models import Policy
 from reading import InputError
-from rollout import Judgement, judge_given, measure
+from report import measure
+from rollout import Judgement, judge_given
 from studies import trl
 from studies.speed import hardware, line
 from support import ranks

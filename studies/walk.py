@@ -36,8 +36,8 @@ import train
 from config import Config, InputError, configure
 from methods import rewards_of, unrouted_rewards
 from reading import make_folder
-from report import example_of
-from rollout import Group, Judgement, audit_answers, choose, judge, regions_of, sample_group, seeded
+from report import choose, example_of
+from rollout import Group, Judgement, audit_answers, judge, regions_of, sample_group, seeded
 from studies.speed import count_tokens
 from support import pictures, ranks
 from support.questions import load_samples

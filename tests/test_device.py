@@ -11,12 +11,14 @@ from pretend_gpu import DEVICE, pretend_gpu
 
 import data
 import models
+import report
 import rollout
 import train
 from benchmarks import Row, harness
 from config import Config
 from methods import METHODS, rewards_of
 from models import Policy
+from related import documents
 from studies import diagnose
 from studies.study import Study
 from support import checkpoint
@@ -97,6 +99,24 @@ def test_every_method_learns_and_a_benchmark_is_asked(family, questions):
         assert len(policy.likelihoods([("how many", " stars"), ("how many", " image ?")])) == 2
 
 
+def test_pages_are_retrieved_their_record_audited_and_learned_from(library, words_folder):
+    """Scoped rewards and those without gold evidence: the one audits pages, and both spread over tokens by stage."""
+    text = ("<observe> look [1]: </observe> <evidence> [1]: 3 stars [2]: no relevant information </evidence> "
+            "<think> 3 </think> <answer> 3 </answer>")  # fmt: skip
+    with pretend_gpu():
+        policy = Policy.load(str(words_folder), DEVICE, torch.bfloat16)
+        optimizer, read = trainable(policy), data.read_document(library, data.Counter())
+        assert len(documents.retrieved(policy, read, 2, quiet=True)[0]) == 2
+        sample = documents.sample_of(read.questions[0], read, [0, 1])
+        for method in ("rs-ced", "rs-grpo"):
+            config = replace(CONFIG, method=method, span="evidence")
+            group = rollout.given_group(policy, sample, [text, text.replace("3", "2")], config)
+            judgement = rollout.judge(policy, group, config)
+            assert judgement.audited.all() and (judgement.s != 0).any()
+            train.learn(policy, group, judgement, rewards_of(judgement, sample, config), config, update=1, n=1)
+        assert 0 < train.descend(optimizer, CONFIG.grad_clip) < math.inf
+
+
 def test_a_run_is_stopped_resumed_measured_diagnosed_and_merged(questions, tmp_path, monkeypatch):
     """And a resumed step waits no oftener than one of a run that was never stopped."""
     config, waits, step = replace(CONFIG, out=str(tmp_path)), [], train.train_step
@@ -118,7 +138,7 @@ def test_a_run_is_stopped_resumed_measured_diagnosed_and_merged(questions, tmp_p
         diagnose.pictures.plt.close(figure)
         policy.adapter.save_pretrained(tmp_path / "adapter")
         policy.load_adapter(tmp_path / "adapter")
-        rollout.measure(policy, {"val": questions[:1]}, config, "after")
+        report.measure(policy, {"val": questions[:1]}, config, "after")
     (tmp_path / "config.json").write_text(checkpoint.as_json({"backbone": "tiny"}))
     models.merge(tmp_path, tmp_path / "merged")
 

@@ -9,6 +9,7 @@ import torch
 from helpers import random_policy
 
 import data
+import report
 import rollout
 from config import Config, InputError
 from studies import diagnose
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("few_resamples")
 def study_of(what, policy, config, samples, chain=None) -> Study:
     if what == "audit":
         return Study(what, policy, config, samples[:1], "")
-    return Study(what, policy, config, rollout.choose(samples, config.eval_prompts, 0), chain)
+    return Study(what, policy, config, report.choose(samples, config.eval_prompts, 0), chain)
 
 
 @pytest.mark.parametrize("what", DIAGNOSTICS)
