@@ -33,7 +33,7 @@ import torch
 from PIL import Image, ImageDraw
 
 import ced
-from answers import abstains, is_correct
+from answers import is_correct
 from config import InputError, outside
 from reading import (
     BOX,
@@ -47,12 +47,9 @@ from reading import (
     TEXT,
     Field,
     fields,
-    id_of,
-    ids_of,
     json_lines,
     locate,
     make_folder,
-    object_of,
     open_image,
     optional,
     parse_json,
@@ -60,7 +57,6 @@ from reading import (
     read_json,
     require,
     shown,
-    text_of,
     unique,
 )  # fmt: skip
 from words import class_name, plural, singular, with_article
@@ -72,8 +68,6 @@ CENTRE_BOX_SIDE = 0.35  # the fallback region, as a fraction of the image's widt
 SIZE_RATIO = 2.0  # "which is larger" is asked only when one box has at least twice the other's area
 MAX_COUNT = 10
 GridOf = Callable[[tuple[int, int]], tuple[int, int]]  # image size (width, height) → the grid (rows, columns) of visual tokens
-QUESTIONS = "questions.jsonl"  # a folder that holds it is a library of pages
-PAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 SOMETHING = "…"  # the evidence of a page of which is known only that it has some
 MIN_SIDE = 2  # pixels; what is left of a box after clipping must be at least this wide and high
 
@@ -417,17 +411,6 @@ def boxes_of(value: Any) -> list[tuple[float, float, float, float]]:
     return [BOX.read(one) for one in (value if nested else [value])]
 
 
-def evidence_of(value: Any) -> dict[str, str]:
-    """What each page with evidence says, by its name: from an object, or a list of names, which tells no words."""
-    if isinstance(value, dict):
-        return {id_of(name): text_of(text) for name, text in value.items()}
-    return dict.fromkeys(ids_of([value] if not isinstance(value, list) else value), SOMETHING)
-
-
-def page_boxes_of(value: Any) -> dict[str, list]:
-    return {id_of(name): boxes_of(boxes) for name, boxes in object_of(value).items()}
-
-
 def answer_of(value: Any) -> str:
     """An answer as text: 0 and false are answers."""
     if isinstance(value, bool):
@@ -441,24 +424,18 @@ def family_of(value: Any) -> str:
     return value
 
 
+ANSWER = Field("a text or a number, one", answer_of)
 BOXES = Field("[x, y, width, height], four finite numbers, or a list of such boxes", boxes_of)
 RECORD = {  # a line of one's own data
     "image": Field("the path of an image", lambda cell: cell if cell else require(False)),
     "question": TEXT,
-    "answer": Field("a text or a number, one", answer_of),
+    "answer": ANSWER,
     "family": Field(f"one of {', '.join(FAMILIES)}", family_of),
     "id": optional(ID),
     "image_id": optional(ID),
     "size": optional(SIZE),
     **dict.fromkeys(BOX_KEYS, optional(BOXES)),
     "metadata": optional(OBJECT),
-}
-DOCUMENT_QUESTION = {  # a line of questions.jsonl
-    "question": TEXT,
-    "answer": Field("a text or a number, one", answer_of),
-    "id": optional(ID),
-    "evidence_pages": optional(Field("a list of pages by their names, or an object of what each of them says", evidence_of)),
-    "evidence_boxes": optional(Field("an object of a box, or a list of boxes, for each page by its name", page_boxes_of)),
 }
 METADATA = {"bbox": optional(BOXES)}
 ANSWERS = {"count": "a number", "yesno": "yes or no", "word": "a word"}
@@ -505,50 +482,6 @@ def line_record(entry: Any, number: int, folder: Path, sizes: dict, counts: Coun
     evidence_boxes(record)
     check_gold(record["answer"], kind_of(record["family"]))
     return record
-
-
-@dataclass(frozen=True)
-class Document:
-    """One's own pages, and what is asked about them."""
-
-    pages: dict[str, Page]  # by their names, in order; their evidence differs from question to question
-    questions: list[dict]  # the fields of DOCUMENT_QUESTION
-
-
-def read_document(folder: Path, counts: Counter) -> Document:
-    """A folder of `pages/`, images that are named by their path in it without its ending, and `questions.jsonl`.
-
-    Raises InputError for what is not there, with the numbers of all bad lines.
-    """
-    paths = sorted(p for p in (folder / "pages").rglob("*") if p.suffix.lower() in PAGE_ENDINGS and not p.name.startswith("."))
-    if not paths:
-        raise InputError(f"{folder / 'pages'}: expected images of pages ({', '.join(PAGE_ENDINGS)}); found none")
-    names = [path.relative_to(folder / "pages").with_suffix("").as_posix() for path in paths]
-    unique(names, folder / "pages", "names of pages without their endings")
-    pages = {name: Page(path, check_image(path, None, counts)) for name, path in zip(names, paths)}
-    questions = list(good_lines(folder / QUESTIONS, lambda entry, number: document_question(entry, number, pages)))
-    if not questions:
-        raise InputError(f"{folder / QUESTIONS}: expected questions; found none")
-    return Document(pages, questions)
-
-
-def document_question(entry: Any, number: int, pages: dict[str, Page]) -> dict:
-    """The fields of one line. Raises InputError without the line's place."""
-    values = fields(entry, DOCUMENT_QUESTION, "line")
-    values["id"] = values["id"] or f"line-{number}"
-    for field in ("evidence_pages", "evidence_boxes"):
-        for name in values[field] or {}:
-            if name not in pages:
-                known = f"the name of one of {len(pages)} pages, as {next(iter(pages))!r}"
-                raise InputError(f"{field}: expected {known}; found {name!r}")
-    if values["evidence_pages"] == {} and not abstains(values["answer"]):
-        raise InputError(f"evidence_pages: expected the pages that tell the answer, {shown(values['answer'])}; found none")
-    boxes = values["evidence_boxes"] or {}
-    clipped = {name: [clip(box, pages[name].size) for box in own] for name, own in boxes.items()}
-    for name, own in clipped.items():
-        if None in own:
-            raise InputError(f"evidence_boxes: box {boxes[name][own.index(None)]} has no area inside page {name!r}")
-    return values | {"evidence_boxes": clipped}
 
 
 def check_gold(answer: str, kind: str) -> None:

@@ -250,60 +250,6 @@ def test_the_sample_file_reads_back_as_the_same_samples(tmp_path, capsys):
     assert data.main(["--coco", str(tmp_path / "nowhere"), "--out", str(out)]) == 2
 
 
-# ── pages and questions ──
-def document(folder: Path, *rows) -> Path:
-    for name in ("pages/a.png", "pages/deep/b.JPG"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (160, 120)).save(folder / name)
-    (folder / "pages" / "notes.txt").write_text("no page")
-    (folder / "pages" / ".hidden.png").write_text("no page")
-    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-    (folder / "questions.jsonl").write_text("\n".join(lines) + "\n")
-    return folder
-
-
-ASKED = {"question": "How many?", "answer": 3}
-
-
-def test_pages_and_questions_are_read(tmp_path):
-    evidence = {"evidence_pages": {"a": "3 dogs", "deep/b": "a table"}, "evidence_boxes": {"a": [10, 10, 500, 60]}}
-    read = data.read_document(document(tmp_path, ASKED | {"evidence_pages": ["deep/b"]}, ASKED | evidence, ASKED), Counter())
-    assert [*read.pages] == ["a", "deep/b"] and read.pages["deep/b"].size == (160, 120)
-    assert [q["evidence_pages"] for q in read.questions] == [{"deep/b": data.SOMETHING}, evidence["evidence_pages"], None]
-    assert read.questions[1]["evidence_boxes"] == {"a": [(10, 10, 150, 60)]} and read.questions[0]["evidence_boxes"] == {}
-    assert [q["id"] for q in read.questions] == ["line-1", "line-2", "line-3"] and read.questions[0]["answer"] == "3"
-
-
-def test_every_bad_question_is_reported_with_its_number(tmp_path):
-    bad = [ASKED, "{", {"question": "?"}, ASKED | {"evidence_pages": ["c"]}, ASKED | {"evidence_pages": {"a": ""}},
-           ASKED | {"evidence_boxes": {"a": [500, 0, 5, 5]}}, ASKED | {"evidence_boxes": [1, 2, 3, 4]},
-           ASKED | {"id": "line-1"}, ASKED | {"evidence_pages": True}, ASKED | {"evidence_pages": []},
-           {"question": "?", "answer": "insufficient to answer", "evidence_pages": []}]  # fmt: skip
-    with pytest.raises(InputError) as error:
-        data.read_document(document(tmp_path, *bad), Counter())
-    text = str(error.value)
-    assert "9 bad lines" in text and all(f"line {n}: " in text for n in range(2, 11)) and "line 1: " not in text
-    assert "line 4: evidence_pages: expected the name of one of 2 pages, as 'a'; found 'c'" in text
-    assert "line 6: evidence_boxes: box (500, 0, 5, 5) has no area inside page 'a'" in text
-    assert "line 8: id: expected ids that differ; found 'line-1' again" in text
-
-
-def test_a_library_without_pages_or_questions_is_refused(tmp_path):
-    (tmp_path / "questions.jsonl").write_text("")
-    with pytest.raises(InputError, match="pages: expected images of pages .*; found none"):
-        data.read_document(tmp_path, Counter())
-    document(tmp_path)
-    with pytest.raises(InputError, match="questions.jsonl: expected questions; found none"):
-        data.read_document(tmp_path, Counter())
-    Image.new("RGB", (160, 120)).save(tmp_path / "pages" / "a.webp")
-    with pytest.raises(InputError, match="expected ids that differ; found 'a' twice"):
-        data.read_document(tmp_path, Counter())
-    (tmp_path / "pages" / "a.webp").write_bytes(b"no image")
-    (tmp_path / "pages" / "a.png").unlink()
-    with pytest.raises(InputError, match="a.webp: the image does not decode"):
-        data.read_document(tmp_path, Counter())
-
-
 # ── splits and sampler ──
 def test_splits_keep_images_whole():
     counts = Counter(data.split_of(str(i)) for i in range(20000))

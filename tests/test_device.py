@@ -105,7 +105,7 @@ def test_pages_are_retrieved_their_record_audited_and_learned_from(library, word
             "<think> 3 </think> <answer> 3 </answer>")  # fmt: skip
     with pretend_gpu():
         policy = Policy.load(str(words_folder), DEVICE, torch.bfloat16)
-        optimizer, read = trainable(policy), data.read_document(library, data.Counter())
+        optimizer, read = trainable(policy), documents.read_document(library, data.Counter())
         assert len(documents.retrieved(policy, read, 2, quiet=True)[0]) == 2
         sample = documents.sample_of(read.questions[0], read, [0, 1])
         for method in ("rs-ced", "rs-grpo"):

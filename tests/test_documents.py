@@ -1,11 +1,14 @@
 """One's own pages: what is retrieved becomes a question of sufficient or insufficient context; and a run by one command."""
 
 import json
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import PAGED
+from PIL import Image
 
 import data
 import rollout
@@ -15,9 +18,66 @@ from related import documents, retrieve, rs_grpo
 from support import pictures
 
 QUESTION = {"question": "How many?", "answer": "3", "id": "q", "evidence_pages": None, "evidence_boxes": {}}
-LIBRARY = data.Document({name: data.Page(f"{name}.png", (84, 84)) for name in "abc"}, [])
+LIBRARY = documents.Document({name: data.Page(f"{name}.png", (84, 84)) for name in "abc"}, [])
 
 
+# ── what people bring ──
+def document(folder: Path, *rows) -> Path:
+    for name in ("pages/a.png", "pages/deep/b.JPG"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (160, 120)).save(folder / name)
+    (folder / "pages" / "notes.txt").write_text("no page")
+    (folder / "pages" / ".hidden.png").write_text("no page")
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    (folder / "questions.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+ASKED = {"question": "How many?", "answer": 3}
+
+
+def test_pages_and_questions_are_read(tmp_path):
+    evidence = {"evidence_pages": {"a": "3 dogs", "deep/b": "a table"}, "evidence_boxes": {"a": [10, 10, 500, 60]}}
+    read = documents.read_document(
+        document(tmp_path, ASKED | {"evidence_pages": ["deep/b"]}, ASKED | evidence, ASKED), Counter()
+    )
+    assert [*read.pages] == ["a", "deep/b"] and read.pages["deep/b"].size == (160, 120)
+    assert [q["evidence_pages"] for q in read.questions] == [{"deep/b": data.SOMETHING}, evidence["evidence_pages"], None]
+    assert read.questions[1]["evidence_boxes"] == {"a": [(10, 10, 150, 60)]} and read.questions[0]["evidence_boxes"] == {}
+    assert [q["id"] for q in read.questions] == ["line-1", "line-2", "line-3"] and read.questions[0]["answer"] == "3"
+
+
+def test_every_bad_question_is_reported_with_its_number(tmp_path):
+    bad = [ASKED, "{", {"question": "?"}, ASKED | {"evidence_pages": ["c"]}, ASKED | {"evidence_pages": {"a": ""}},
+           ASKED | {"evidence_boxes": {"a": [500, 0, 5, 5]}}, ASKED | {"evidence_boxes": [1, 2, 3, 4]},
+           ASKED | {"id": "line-1"}, ASKED | {"evidence_pages": True}, ASKED | {"evidence_pages": []},
+           {"question": "?", "answer": "insufficient to answer", "evidence_pages": []}]  # fmt: skip
+    with pytest.raises(InputError) as error:
+        documents.read_document(document(tmp_path, *bad), Counter())
+    text = str(error.value)
+    assert "9 bad lines" in text and all(f"line {n}: " in text for n in range(2, 11)) and "line 1: " not in text
+    assert "line 4: evidence_pages: expected the name of one of 2 pages, as 'a'; found 'c'" in text
+    assert "line 6: evidence_boxes: box (500, 0, 5, 5) has no area inside page 'a'" in text
+    assert "line 8: id: expected ids that differ; found 'line-1' again" in text
+
+
+def test_a_library_without_pages_or_questions_is_refused(tmp_path):
+    (tmp_path / "questions.jsonl").write_text("")
+    with pytest.raises(InputError, match="pages: expected images of pages .*; found none"):
+        documents.read_document(tmp_path, Counter())
+    document(tmp_path)
+    with pytest.raises(InputError, match="questions.jsonl: expected questions; found none"):
+        documents.read_document(tmp_path, Counter())
+    Image.new("RGB", (160, 120)).save(tmp_path / "pages" / "a.webp")
+    with pytest.raises(InputError, match="expected ids that differ; found 'a' twice"):
+        documents.read_document(tmp_path, Counter())
+    (tmp_path / "pages" / "a.webp").write_bytes(b"no image")
+    (tmp_path / "pages" / "a.png").unlink()
+    with pytest.raises(InputError, match="a.webp: the image does not decode"):
+        documents.read_document(tmp_path, Counter())
+
+
+# ── samples ──
 @pytest.mark.parametrize("evidence, found, answer, family, gold", [
     ({"b": "3 stars"}, [2, 1], "3", "sufficient", "contained"),
     ({"b": "3 stars", "a": "2 cats"}, [2, 1], "insufficient to answer", "insufficient", "contained"),
@@ -37,7 +97,7 @@ def test_a_question_that_no_page_answers_is_one_of_insufficient_context():
 
 def test_pages_are_retrieved_by_the_frozen_backbone(library, words):
     """Whatever the adapter says; the best first, as `retrieve` ranks them."""
-    read = data.read_document(library, data.Counter())
+    read = documents.read_document(library, Counter())
     plain = documents.retrieved(words, read, 2, quiet=True)
     index = retrieve.index_pages(words, [words.encode(data.open_image(page.image)) for page in read.pages.values()])
     queries = [f"{documents.QUERY} {question['question']}" for question in read.questions]
@@ -63,7 +123,7 @@ def sampled(policy, sample, config, text):
 
 def test_the_record_is_audited_and_the_answer_is_not(library, words):
     """`--span evidence` asks of the tokens between the tags; where nothing on the pages decides, nothing is audited."""
-    read = data.read_document(library, data.Counter())
+    read = documents.read_document(library, Counter())
     sample = documents.sample_of(read.questions[0], read, [0, 1, 2])
     text = ("<observe> look [1]: </observe> <evidence> [1]: 3 stars [2]: no relevant information [3]: no relevant information "
             "</evidence> <think> 3 </think> <answer> 3 </answer><|im_end|>")  # fmt: skip
@@ -90,7 +150,7 @@ def test_the_record_is_audited_and_the_answer_is_not(library, words):
     ("rs-ced", "--method rs-ced: expected evidence_boxes of some pages"),
 ])  # fmt: skip
 def test_a_method_that_does_not_fit_the_questions_is_refused(library, method, message):
-    read = data.read_document(library, data.Counter())
+    read = documents.read_document(library, Counter())
     sample = documents.sample_of(read.questions[0] | {"evidence_boxes": {}}, read, [0, 1])
     with pytest.raises(InputError, match=message):
         train.check_samples([sample], Config(method=method))
