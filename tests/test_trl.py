@@ -47,8 +47,8 @@ def recipe(policy: Policy, samples: list[data.Sample], folder) -> dict:
 @needs_trl
 @pytest.mark.parametrize("family", ["tiny", "qwen2_5_vl"])
 def test_two_steps_of_trl(family, tmp_path, samples):
-    """Rewards are the project's own, the optimizer has something to move, and moves it. Random weights say nothing that could
-    be rewarded, so their answers are put into their mouths."""
+    """Rewards are the project's own, also to a policy made around the trainer's model while it trains; the optimizer has
+    something to move, and moves it. Random weights say nothing worth a reward, so answers are put into their mouths."""
     base = Policy.load("tiny") if family == "tiny" else random_policy(family)
     some = [s for s in samples if s.family == "counting"][:2]
     names = recipe(base, some, tmp_path)
@@ -59,7 +59,8 @@ def test_two_steps_of_trl(family, tmp_path, samples):
         given["completion_ids"] = given["completion_ids"] if family == "tiny" else said
         found, mode = reward(**given), policy.model.training
         with evaluating(policy.model):
-            again = judge_given(policy, sample := some[given["row"][0]], given["completion_ids"][:4], CONFIG)
+            own = Policy(policy.model, policy.tokenizer, policy.image_processor)
+            again = judge_given(own, sample := some[given["row"][0]], given["completion_ids"][:4], CONFIG)
         judged.append((found[:4], rewards_of(again, sample, CONFIG).tolist(), mode))
         return found
 
