@@ -20,7 +20,7 @@ clauses that deny, compare, quote, plan or suppose. Then the first reading that 
     concluded  the last after "so", "leaves", "="; before "is right"      A is wrong; C fits. · 3 + 4 = 7         C · 7
     told       numbers, after "there are", "I see", not "on the left"     There are 7 dogs in 2 rows.             7
     once       the only value that is named                               It was painted by Georges Seurat.       A
-    last       last resort: the last sentence with one value, or "is" it  The price of two is 9 dollars.          9
+    last       last resort: the last sentence's only value, or its "is 9" The price of two is 9 dollars.          9
 
     kind   values                                                         what is none of them
     count  1,000 · -3 · .5 · 1.5×10³ · 5cm · ½ · twenty-one · two dozen   2nd, 3D, 7/7, step 2, at least 3, one of them
