@@ -204,7 +204,7 @@ _TELLS = _cue(rf"""(?:^|(?<=[.!?] ))(?![^.!?\n{VALUE}]*(?:{_PART}|\brow\b))[^.!?
     (?:^|有|\bhay|\by (?:en )?a|\bsind|\bson|\bthere (?:are|is|were|(?:appear|seem)s? to be)
     |\b(?:i|we|you) (?:can )?(?:see|count|counted|find)|\b(?:shows?|contains?|has|depicts?|features?))(?!\w)""",
     rf"(?![^.,;:!?\n]*{_PART})")
-_SUBJECT = compiled(rf"[^.!?\n]*\b(?:is|are|was|were)\b{_FILL}(?=[{SURE}] ?[^\s{VALUE}]*(?:$|[.!]\s|\Z))")  # … is 60 Mbps.
+_SUBJECT = compiled(rf"(?<![^.!?\n])[^.!?\n]*\b(?:is|are|was|were)\b{_FILL}(?=[{SURE}] ?[^\s{VALUE}]*(?:$|[.!]\s|\Z))")
 
 
 def _agreed(values: Iterable[frozenset]) -> frozenset:
