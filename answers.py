@@ -20,7 +20,7 @@ clauses that deny, compare, quote, plan or suppose. Then the first reading that 
     concluded  the last after "so", "leaves", "="; before "is right"      A is wrong; C fits. · 3 + 4 = 7         C · 7
     told       numbers, after "there are", "I see", not "on the left"     There are 7 dogs in 2 rows.             7
     once       the only value that is named                               It was painted by Georges Seurat.       A
-    last       last resort: the last sentence that names one value        A hen fears a goat. Here is a hen.      A
+    last       last resort: the last sentence's only value, or its "is 9" The price of two is 9 dollars.          9
 
     kind   values                                                         what is none of them
     count  1,000 · -3 · .5 · 1.5×10³ · 5cm · ½ · twenty-one · two dozen   2nd, 3D, 7/7, step 2, at least 3, one of them
@@ -81,9 +81,7 @@ def asks_for_answer(instruction: str) -> bool:
     return _answer_range(f"{before}.{CLOSE}{after}") is not None if CLOSE in instruction else False
 
 
-def answer_span(
-    ids: Sequence[int], decode: Callable[[Sequence[int]], str], tag: str = "answer"
-) -> tuple[int, int] | None:
+def answer_span(ids: Sequence[int], decode: Callable[[Sequence[int]], str], tag: str = "answer") -> tuple[int, int] | None:
     """Half-open span, in positions of `ids`, of the tokens that carry a character of the answer, or a part of one; or of
     what stands in another tag.
 
@@ -125,7 +123,7 @@ def judged(response: str) -> str:
 # ---- what a reply says -----------------------------------------------------------------------------------------------
 
 _SENTENCE = re.compile(r"[^\n]+?(?:[.!?]+(?=\W|\Z)|\n|\Z)")
-_IF = compiled(r"\W*if (?:so|not|[^.]*\bwould)\b")
+_IF = compiled(r"\W*if (?:so|not|[^.]*\b(?:was|were)\b[^.]*\bwould)\b")
 # Where a clause ends: at a mark, or before a word that opens another; "B, not A" and "B rather than A" are two. The first
 # branch is no such place: that "not" belongs to its verb.
 _BREAK = compiled(rf"""\b(?:is|are|was|were|be|do|does|did|can|could|would|should|will|must|may|might|has|have|had) not\b
@@ -206,6 +204,7 @@ _TELLS = _cue(rf"""(?:^|(?<=[.!?] ))(?![^.!?\n{VALUE}]*(?:{_PART}|\brow\b))[^.!?
     (?:^|有|\bhay|\by (?:en )?a|\bsind|\bson|\bthere (?:are|is|were|(?:appear|seem)s? to be)
     |\b(?:i|we|you) (?:can )?(?:see|count|counted|find)|\b(?:shows?|contains?|has|depicts?|features?))(?!\w)""",
     rf"(?![^.,;:!?\n]*{_PART})")
+_SUBJECT = compiled(rf"(?<![^.!?\n])[^.!?\n]*\b(?:is|are|was|were)\b{_FILL}(?=[{SURE}] ?[^\s{VALUE}]*(?:$|[.!]\s|\Z))")
 
 
 def _agreed(values: Iterable[frozenset]) -> frozenset:
@@ -231,15 +230,17 @@ def _readings(kind: str, text: str, values: dict[str, frozenset]) -> Iterator[tu
         return
     if kind == "count":
         yield "told", _agreed(offered for offered in led_to(_TELLS) if len(offered) == 1)
-    named = [frozenset().union(*map(values.get, re.findall(f"[{SURE}]", part))) for part in _SENTENCE.findall(said)]
-    yield "once", _agreed(named)
+
+    def named(text: str) -> list[frozenset]:
+        return [frozenset().union(*map(values.get, re.findall(f"[{SURE}]", part))) for part in _SENTENCE.findall(text)]
+
+    yield "once", _agreed(named(said))
     if kind != "yesno" and not alone:
-        yield "last", next((offered for offered in reversed(named) if len(offered) == 1), frozenset())
+        yield "last", next((offered for offered in reversed(named(_SUBJECT.sub("", said))) if len(offered) == 1), frozenset())
 
 
 _LACK = r"(?:insufficient|not enough)(?: (?:information|evidence|context|data))?(?: to (?:answer|tell|say)(?: .*)?)?"
-_ABSTAINS = re.compile(
-    rf"(?:(?:there|evidence|information|context|it) is )?{_LACK}|(?:it )?cannot be (?:answered|determined)(?: .*)?")
+_ABSTAINS = re.compile(rf"(?:(?:there|evidence|information|context|it) is )?{_LACK}|(?:it )?cannot be (?:answer|determin)ed.*")
 
 
 def word_f1(said: str, gold: str) -> float:
@@ -287,8 +288,7 @@ def read(text: str, kind: str, options: dict[str, str] | None = None) -> Reading
         raise ValueError(f"unknown kind {kind!r}; expected one of count, mcq, word, yesno")
     if kind == "mcq" and not (options and all(re.fullmatch("[A-Z]", letter) for letter in options)):
         raise ValueError(f"kind 'mcq' needs options, a dict of capital letter -> text, got {options!r}")
-    text = clean(text)
-    readings = _readings(kind, *marked(text, kind, options))
+    readings = _readings(kind, *marked(clean(text), kind, options))
     by, values = next((reading for reading in readings if reading[1]), ("", frozenset()))
     return Reading(next(iter(values)), by) if len(values) == 1 else Reading(None, "")
 

@@ -22,8 +22,9 @@ _SPELLINGS = str.maketrans(dict.fromkeys("‐‑‒–—―−", "-") | dict.fr
 _REWRITTEN = [(re.compile(pattern), new) for pattern, new in [
     (r"<\|[^|\n]{0,40}\|>|</?s>|[\u200b-\u200f\ufeff\U000f0000-\U0010ffff]", ""),  # special tokens; no width; see SURE
     (r"\\boxed\b", " answer: "),
-    (r"\\[dt]?frac *\{?(\d+)\}? *\{?(\d+)\}?", r" \1⁄\2"),
+    (r"\\[dt]?frac *\{?([\d.]+)\}? *\{?([\d.]+)\}?", r" \1⁄\2"),
     (r"\\(?:times|cdot)\b|\*(?=10\^)", "×"),
+    (r"\\(?:approx|simeq)\b", "≈"),
     (r"\^?\{?\\(?:circ|degree)\b\}?", "°"),
     (r"\\(?:text|math)[a-z]*|\\[,;! ]|[*_`$\\{}]", ""),
     (rf"(?<={_CJK})(?=[A-Za-z\d])|(?<=[A-Za-z\d])(?={_CJK})|[^\S\n]+", " "),
@@ -57,10 +58,11 @@ _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000}
 _WORDS = {w: n for n, w in enumerate(_UNITS)} | {w: 10 * n for n, w in enumerate(_TENS, start=2)} | _SCALES | {"a": 1}
 
-_TERM = r" ?(?:[a-z]{2,12} )?(?:[+×*÷=]|plus\b|- ?[\d.]{1,20} ?(?:[a-z]{1,12} ?)?=)"  # after a number: part of a sum
+_TERM = r" ?(?:[a-z]{2,12} )?(?:[+×*÷=≈]|/ ?\d|plus\b|- ?[\d.]{1,20} ?(?:[a-z]{1,12} ?)?=)"  # after a number: part of a sum
 _PLAIN = r"(?:(?:\d{1,3}(?:[, ]\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?: ?[×x] ?10\^-?\d+|e[-+]?\d+)?"
-_DIGITS = (rf"(?<![\w^.])(?<!\d[,:])(?<![\d./]/)(?:(?<![\w)])-)?(?:(?:\d+ )?\d+⁄0*[1-9]\d*|10\^-?\d+|{_PLAIN})"
-           r"(?:(?=(?!st\b|nd\b|rd\b|th\b)[a-z]{2}|[mg]\b)|(?!\w))(?![.,:]\d|/\d|\^|-[a-z])")
+_RATIO = r"(?:\d+ )?\d+(?:\.\d+)?⁄(?=[0.]*[1-9])\d+(?:\.\d+)?"
+_DIGITS = (rf"(?<![\w^.])(?<!\d[,:])(?<![\d./]/)(?<!\d / )(?:(?<![\w)])-)?(?:{_RATIO}|10\^-?\d+|{_PLAIN})"
+           r"(?:(?=(?!st\b|nd\b|rd\b|th\b)[a-z]{2}|(?:[mg]|(?-i:[JLNVWs]))\b)|(?!\w))(?![.,:]\d|/\d|\^|-[a-z])")
 _SMALL = rf"(?:(?:{'|'.join(_TENS)})(?:[- ](?:{'|'.join(_UNITS[1:10])}))?|{'|'.join(_UNITS)})"
 _SCALE = "(?: (?:dozen|hundred|thousand))"
 _SPELLED = rf"\b(?:none|(?:{_SMALL}|a(?={_SCALE}))(?:{_SCALE}+(?: (?:and )?{_SMALL})?)*)\b"
@@ -77,7 +79,7 @@ _COUNTS_NOTHING = compiled(r"""\b(?:step|nos?\.?|figure|fig\.|image|page|row|col
 def _to_number(token: str) -> float:
     """The value of what `_NUMBER` matches: "1,000", "1.5×10^3", "2 1⁄2", "one hundred and five"; 0 for "none" and "no"."""
     if "⁄" in token:
-        *whole, above, below = map(float, re.findall(r"\d+", token))
+        *whole, above, below = map(float, re.findall(r"[\d.]+", token))
         return (-1 if token[0] == "-" else 1) * (sum(whole) + above / below)
     if any(c.isdigit() for c in token):
         token = re.sub(r"(?<=\d)[, ](?=\d)", "", token)

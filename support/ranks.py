@@ -17,9 +17,12 @@ import time
 import traceback
 import uuid
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import cache
+from itertools import count
+from threading import Thread
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -31,6 +34,7 @@ from reading import first_line
 
 TIMEOUT = 30.0  # minutes that ranks wait for one another
 PAUSE = 0.02  # seconds between two looks at who is there
+PATIENCE = 5.0  # seconds that the job's table has to answer when something is wrong
 T = TypeVar("T")
 
 
@@ -75,7 +79,7 @@ def start(minutes: float = TIMEOUT) -> str:
 
 @cache
 def table() -> dist.Store:
-    """What all processes of the job can read and write, kept by torchrun on the first host."""
+    """What all processes of the job can read and write, kept by torchrun on the first host or, if that may not, by rank 0."""
     return next(iter(dist.rendezvous("env://")))[0]
 
 
@@ -109,7 +113,8 @@ def finish() -> None:
     """Leaves the process group."""
     if dist.is_initialized():
         dist.destroy_process_group()
-        table.cache_clear()
+        for kept in (table, job, meetings):
+            kept.cache_clear()
 
 
 def rank() -> int:
@@ -133,21 +138,45 @@ def exchange(trouble: Trouble | None, items: list) -> list[list]:
     said: list = [(trouble, items)] * world()
     if world() > 1:
         try:
-            mine = met(rank(), 1)
+            mine = next(meetings())
+            table().set(f"{job()}/meetings/{rank()}", str(mine))
             dist.all_gather_object(said, (trouble, items))
         except RuntimeError as error:
-            raise Lost(missing([r for r in range(world()) if met(r) < mine])) from error
+            gone = "rank 0 or its host is gone, or answers no more"
+            raise Lost(in_time(lambda: missing([r for r in range(world()) if met(r) < mine]), gone)) from error
     if troubles := [trouble for trouble, _ in said if trouble]:
         raise Told(troubles)
     return [items for _, items in said]
 
 
-def met(rank: int, more: int = 0) -> int:
-    """How many meetings of this start of the job a rank has come to. Raises Lost if the job's table is gone."""
-    try:
-        return table().add(f"{entry('all here')}/meetings/{rank}", more)
-    except RuntimeError as error:
-        raise Lost("the first host is gone, and torchrun's rendezvous with it") from error
+@cache
+def job() -> str:
+    """The name of this start of the job."""
+    return entry("all here")
+
+
+@cache
+def meetings() -> Iterator[int]:
+    """The numbers of this rank's meetings."""
+    return count(1)
+
+
+def met(rank: int) -> int:
+    """How many meetings of this start of the job a rank has come to."""
+    return int(entry(f"{job()}/meetings/{rank}") or 0)
+
+
+def in_time(question: Callable[[], T], otherwise: T) -> T:
+    """What the job's table answers, or otherwise: whoever keeps it may be dead, or stopped, and then it would never answer."""
+    answers: list[T] = []
+
+    def ask() -> None:
+        with suppress(RuntimeError):
+            answers.append(question())
+
+    (asking := Thread(target=ask, daemon=True)).start()
+    asking.join(PATIENCE)
+    return answers[0] if answers else otherwise
 
 
 def missing(ranks: Sequence[int]) -> str:
@@ -274,10 +303,7 @@ def end(name: str, troubles: list[Trouble]) -> int:
 
 def first_to_say() -> bool:
     """Whether no process of this host has spoken of a loss so far: the first process may itself be what is lost."""
-    try:
-        return table().add(f"{entry('all here')}/said/{socket.gethostname()}", 1) == 1
-    except RuntimeError:
-        return True
+    return in_time(lambda: table().add(f"{job()}/said/{socket.gethostname()}", 1) == 1, True)
 
 
 # ── the sum of gradients ────────────────────────────────────────────────────────────────────────────────────────────

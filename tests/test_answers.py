@@ -296,7 +296,7 @@ def test_gold_is_read_by_the_same_rules():
 
 
 @pytest.mark.parametrize("piece", ["5 ", "5, or ", "A/", "A) ", "answer: ", "answer ", "not ", "\n", " ", "(", "x",
-                                   "<answer>", "twenty ", "a hundred and ", "1,000"])
+                                   "<answer>", "twenty ", "a hundred and ", "1,000", "7 / ", "7 is "])
 def test_a_reply_that_repeats_itself_is_judged_in_linear_time(piece):
     for kind, gold in [("count", "7"), ("yesno", "no"), ("mcq", "B")]:
         assert not is_correct(piece * 2000, gold, kind, PETS)  # a second or more each if a pattern were quadratic
@@ -330,6 +330,7 @@ MCQ = {
         We see a cow, so C. | Choice (C) | option c is right | B is wrong, so it has to be C.
         At first B looked right, but C is the answer. | Not A, not B: C. | Only C fits the horns.
         Of the four, C matches best. | The animal isn't a goat but a cow. | It is a cow rather than a goat. | cow (C)
+        If I had to choose, I would say C. | The one beside the goat is a cow.
         “C” | **C**: a cow | C.\n\nReason: A has wings, B is small. | A is a bird. B is too small. That leaves C.
         {"choice": "C"} | Eliminating A, B and D leaves C. | Looking at the horns\n\n**C** | Thus the correct option: C
         选C | 答案为C | C选项正确 | 正确选项是C | La respuesta es C. | Die Antwort ist C. | La réponse est C.
@@ -355,14 +356,18 @@ COUNT = {
         exactly seven birds | It is 7, because one is hidden behind another. | First I thought 6, but there are 7.
         **Count:** seven | 7 pcs. | There are 7 of them. | 共有7只鸟 | 答案为7 | 图中一共有7个 | Es sind 7. | Il y en a 7.
         Son 7 | $\boxed{7\text{ birds}}$ | Row 1 has 4, row 2 has 3. Total 7. | The answer: 7. Two of them are small.
-        1, 2, 3, 4, 5, 6, 7. There are 7 birds. | 7\n\n4 sit on the wire, 3 on the roof.""",
+        1, 2, 3, 4, 5, 6, 7. There are 7 birds. | 7\n\n4 sit on the wire, 3 on the roof. | 4 + 3 is 7
+        28 / 4 = 7 | The number of birds a wire = 28 / 4 wires = 7 | If I had to guess, I would say 7.
+        If the row goes on, the next would be 7. | Of the four wires each is 7 m. | On the two wires the limit is 7 birds.""",
     0: "There are no birds. | Zero. | No birds can be seen. | None", 24: "two dozen | 24 eggs", 1200: "1.2 × 10^3 | 1.2×10³",
     2.5: "2.5 kg | 2½", -3: "−3 | The value is -3.", 2e6: "2,000,000 USD | 2,000,000USD", 5: "5 cm^2 | 5cm", 0.13: ".13",
+    0.5: r"$R = \frac{1}{2}$ | $R = \dfrac{3.5}{7} \approx 0.5 \Omega$ | $\frac{1.5}{3}$",
+    100: "100V | It is 100 V. | v is equal to 100V.",
     None: r"""6 or 7 | between 6 and 7 | 6–7 | at least 7 | more than 7 | fewer than 7 | several | No idea.
         I cannot count them. | One cannot say. | One of them is hidden. | Let me count them one by one. | 3rd
         How many? 7? | Figure 7 | not seven | Starting from the left, 3 birds sit on the wire, and then
         First, the top row: 4. Then | the 7th bird | 6/7 | Either 6 or 7 birds. | The sign reads 50.
-        There is no way to count them. | Up to 7 | Let me look at row 2.""",
+        There is no way to count them. | Up to 7 | Let me look at row 2. | 3 / 4 | If there were 7, the sum would be odd.""",
 }
 YESNO = {
     "yes": r"""Yes it is. | Yes, they do. | yes - both do | Sure. | Of course. | Certainly! | Correct. | True.
@@ -393,7 +398,7 @@ MORE = [  # options that are harder to tell apart
         "C": "It was made by Paul Signac in 1890. | Paul Signac admired Georges Seurat. The work is by Paul Signac."}),
 ]
 UNREAD = {  # a person reads these; unreadable is the price of the rules that keep others from being misread
-    "count": ["7 birds, two of which are flying", "4 + 3 is 7", "VII"],  # looks cut off; no "="; initials and names
+    "count": ["7 birds, two of which are flying", "VII"],  # looks cut off; initials and names
     "yesno": ["No; yes would need two of them."], "mcq": ["The slope is C."],
 }
 
@@ -415,7 +420,7 @@ def test_counts_in_many_words():
 def test_yes_and_no_in_many_words():
     assert [(r, parse_yesno(r)) for r, _ in replies(YESNO)] == replies(YESNO)
     assert {kind: [read(r, kind, PETS).value for r in rs] for kind, rs in UNREAD.items()} == {
-        "count": [None] * 3, "yesno": [None], "mcq": [None]}
+        "count": [None] * 2, "yesno": [None], "mcq": [None]}
 
 
 @pytest.mark.skipif(not REPLIES.exists(), reason=f"no replies at {REPLIES}")

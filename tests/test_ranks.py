@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -264,6 +265,22 @@ def test_what_one_rank_meets_ends_all_with_one_line_and_one_status(tmp_path, end
     assert statuses[0] == status and (statuses[1] == status or end in ("gone", "never there"))
     assert len(lines) == 1 and said in lines[0]
     assert ("rank 1 on " in lines[0]) == (end != "all the same")
+
+
+def test_a_first_rank_that_stops_with_the_job_s_table_ends_the_others_too(tmp_path, monkeypatch):
+    """Where torchrun shares no table of its own, rank 0 keeps it: what is asked of it then is never answered."""
+    monkeypatch.setattr(ranks, "PATIENCE", 0.3)
+
+    def body(rank: int) -> int:
+        pid = ranks.first(os.getpid)
+        if rank == 0:
+            os.kill(pid, signal.SIGSTOP)
+        status = ranks.command("x.py", ranks.meet)
+        os.kill(pid, signal.SIGKILL)
+        return status
+
+    assert forked(2, tmp_path, body, 0.02) == [-signal.SIGKILL, 1]
+    assert (tmp_path / "1.err").read_text() == "x.py: rank 0 or its host is gone, or answers no more\n"
 
 
 def test_sums_have_the_same_bits_on_any_number_of_ranks(tmp_path):

@@ -24,7 +24,7 @@ from support import elastic
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
 README, WORDS = PAGES["README.md"], "\n\n".join(PAGES.values())
 SPANS = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", WORDS, flags=re.DOTALL))]
-OTHERS = ("pip install", "python -m pytest")  # commands that are not ours
+OTHERS = ("pip install", "python -m pytest", "export ")  # commands that are not ours
 
 
 def cells(table: str) -> list[list[str]]:
@@ -92,6 +92,11 @@ def test_torchrun_s_lines_for_one_host_and_many_hand_our_flags_to_our_parser():
         given = train.make_parser().parse_args(args.training_script_args)
         comes_back = args.max_restarts > 0 or "SLURM" in args.nnodes
         assert given.backbone == "qwen2.5-vl-7b" and given.resume == (elastic.HERE if comes_back else None)
+
+
+def test_where_hosts_may_join_a_job_that_runs_torchrun_is_told_to_let_them():
+    lines = re.findall("(.*)\n(torchrun --nnodes 1:.*)", PAGES["docs/gpus.md"])
+    assert [before for before, _ in lines] == ["export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"] * 2
 
 
 def test_every_diagnostic_has_a_command():
