@@ -23,18 +23,20 @@ def coco_mini() -> Path:
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory) -> dict[str, Path]:
-    """The toy world's splits."""
-    from toy.world import draw_world
+    """The toy world's splits, the first with a tenth of its images, for time: an image is a function of its number."""
+    from toy import world
 
-    return draw_world(tmp_path_factory.mktemp("world"), seed=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world, "WORLD_SPLITS", world.WORLD_SPLITS | {"train": 60})
+        return world.draw_world(tmp_path_factory.mktemp("world"), seed=0)
 
 
 @pytest.fixture
 def small_world(monkeypatch):
-    """`train.py` draws a world of a tenth of the images, for time."""
+    """`train.py` draws a world of a few images, in each split some for each family, for time."""
     from toy import world
 
-    monkeypatch.setattr(world, "WORLD_SPLITS", {"train": 60, "consistent": 10, "conflict": 10})
+    monkeypatch.setattr(world, "WORLD_SPLITS", {"train": 24, "consistent": 6, "conflict": 6})
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +53,15 @@ def samples(world, tiny_policy):
     import data
 
     return data.load(world["consistent"], tiny_policy.grid, 0.005, 0.6, 2)[0]
+
+
+@pytest.fixture(scope="session")
+def plain_run(samples, tmp_path_factory):
+    """The folder of a run of helpers.SMALL, and the weights that it ends with."""
+    from helpers import SMALL, trained
+
+    run = tmp_path_factory.mktemp("plain")
+    return run, trained(SMALL, samples, run)
 
 
 @pytest.fixture
