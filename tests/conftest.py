@@ -1,5 +1,6 @@
 """Makes the project's modules importable and gives tests their small policies and data folders."""
 
+import functools
 import sys
 from pathlib import Path
 
@@ -82,11 +83,31 @@ def few_resamples(monkeypatch):
 
 
 @pytest.fixture
+def unlaid(monkeypatch):
+    lay_nothing_out(monkeypatch)
+
+
+def lay_nothing_out(patch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn, and nobody makes room for their labels: that is matplotlib's work, and half of the time."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    patch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
+
+
+@pytest.fixture
 def undrawn(monkeypatch):
     """Checkpoints draw no pictures, for time."""
     import report
 
     monkeypatch.setattr(report, "draw", lambda *_: None)
+
+
+@pytest.fixture(scope="session")
+def real_tokenizer():
+    """The tokenizer of a backbone in ../shared/data/qwen, by its folder's name: one takes a second. Tests must leave it so."""
+    from transformers import AutoTokenizer
+
+    return functools.cache(lambda name: AutoTokenizer.from_pretrained(SHARED / "qwen" / name))
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +129,7 @@ def backbone(policy, tmp_path_factory) -> Path:
 
 # A run of RS-GRPO on the library of three pages: all are retrieved, so every context is sufficient.
 PAGED = ["--method", "rs-grpo", "--steps", "2", "--prompts-per-step", "3", "--group-size", "4", "--max-new-tokens", "14",
-         "--eval-prompts", "1", "--eval-group", "2", "--lr", "1e-4", "--save-every", "1"]  # fmt: skip
+         "--eval-prompts", "1", "--eval-group", "2", "--lr", "1e-4"]  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -158,8 +179,15 @@ def paged_run(library, words_folder, tmp_path_factory) -> Path:
     import train
 
     out = tmp_path_factory.mktemp("paged") / "whole"
-    assert train.main([*PAGED, "--backbone", str(words_folder), "--data", str(library), "--out", str(out)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        lay_nothing_out(patch)
+        assert train.main([*PAGED, "--backbone", str(words_folder), "--data", str(library), "--out", str(out)]) == 0
     return out
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What waits for the jobs of `pair` comes last."""
+    items.sort(key=lambda item: item.path.name == "test_ranks.py")
 
 
 @pytest.fixture(scope="session", autouse=True)

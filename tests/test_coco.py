@@ -25,7 +25,7 @@ def zipped(members: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
         for name, content in members.items():
-            file.writestr(zipfile.ZipInfo(name), content)  # without the time of day: another process makes the same bytes
+            file.writestr(name, content)
     return buffer.getvalue()
 
 
@@ -138,13 +138,12 @@ def test_a_full_disk_is_told(server, tmp_path, monkeypatch):
     assert not (tmp_path / "val2017").exists()
 
 
-def started(server: Server, cache: Path, rank: int = 0) -> subprocess.Popen:
+def started(cache: Path, rank: int = 0) -> subprocess.Popen:
     """The same in a process of its own."""
     code = f"""
-import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]
-import test_coco
+import sys; sys.path[:0] = [{str(ROOT)!r}]
 from support import coco
-coco.ARCHIVES, coco.CHUNK = test_coco.archives("http://127.0.0.1:{server.server_address[1]}"), 1024
+coco.ARCHIVES, coco.CHUNK = [coco.Archive(*row) for row in {[tuple(a) for a in coco.ARCHIVES]!r}], 1024
 print(coco.fetch({str(cache)!r}))
 """
     return subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"LOCAL_RANK": str(rank)}, stderr=subprocess.DEVNULL)
@@ -152,7 +151,7 @@ print(coco.fetch({str(cache)!r}))
 
 def test_killed_in_the_middle_it_goes_on_and_others_of_the_machine_wait(server, tmp_path):
     server.wait = 0.05  # a second for the images
-    waiting, fetching = started(server, tmp_path, rank=1), started(server, tmp_path)
+    waiting, fetching = started(tmp_path, rank=1), started(tmp_path)
     partial = tmp_path / f"{NAMES[1]}.partial"
     while not (partial.is_file() and partial.stat().st_size > 2000):
         assert fetching.poll() is None

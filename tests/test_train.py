@@ -110,13 +110,13 @@ def test_numbers_that_are_not_finite_are_null_in_the_log(samples, tmp_path, monk
 
 
 def test_a_gradient_that_is_not_finite_skips_the_step_and_five_in_a_row_stop_the_run(samples, tmp_path, monkeypatch, undrawn):
-    config = replace(SMALL, steps=9, save_every=1)
+    config = replace(SMALL, steps=9, save_every=1, prompts_per_step=1)
     policy, _ = fresh(config)
     rewards_of, calls = train.rewards_of, []
 
     def poisoned(judgement, sample, config):
         calls.append(sample)
-        bad = len(calls) in (1, 2) or len(calls) > 2 * 3  # the first step, then every step from the fourth on
+        bad = len(calls) == 1 or len(calls) > 3  # the first step, then every step from the fourth on
         return rewards_of(judgement, sample, config) + (float("nan") if bad else 0)
 
     monkeypatch.setattr(train, "rewards_of", poisoned)
