@@ -12,7 +12,6 @@ from helpers import SMALL, fresh, trained
 
 import train
 from config import TINY_RECIPE, InputError, flag
-from support import pictures
 from support.checkpoint import claim, read_results
 
 
@@ -26,12 +25,10 @@ def test_an_out_that_holds_a_run_is_refused(tmp_path, monkeypatch, capsys, small
     assert [p.name for p in Path("runs/x").iterdir()] == ["config.json"]
 
 
-def test_a_run_that_was_stopped_or_grew_is_that_which_was_not(tmp_path, monkeypatch, capsys, small_world):
+def test_a_run_that_was_stopped_or_grew_is_that_which_was_not(tmp_path, monkeypatch, capsys, small_world, undrawn):
     """Bit for bit: one run is stopped after its first step, ends with its second and grows by a third. What is free may change
     on the way, and nothing else; a run never shrinks."""
     monkeypatch.chdir(tmp_path)
-    for picture in ("learning_curves", "audit_sheet"):  # drawn elsewhere, and slowly
-        monkeypatch.setattr(pictures, picture, lambda *_: None)
     flags = ["--eval-prompts", "1", "--eval-group", "2", "--group-size", "4", "--prompts-per-step", "2"]
     assert train.main([*flags, "--steps", "3", "--out", "whole"]) == 0
     assert train.main([*flags, "--steps", "2", "--out", "parts", "--stop-after", "1"]) == 0

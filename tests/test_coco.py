@@ -143,7 +143,7 @@ def started(cache: Path, rank: int = 0) -> Process:
         os.environ["LOCAL_RANK"] = str(rank)
         coco.fetch(cache)
 
-    process = get_context("fork").Process(target=fetch)
+    process = get_context("fork").Process(target=fetch, daemon=True)  # it ends with this one, whatever happens
     process.start()
     return process
 
