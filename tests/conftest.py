@@ -1,5 +1,6 @@
 """Makes the project's modules importable and gives tests their small policies and data folders."""
 
+import functools
 import sys
 from pathlib import Path
 
@@ -23,18 +24,20 @@ def coco_mini() -> Path:
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory) -> dict[str, Path]:
-    """The toy world's splits."""
-    from toy.world import draw_world
+    """The toy world's splits, the first with a tenth of its images, for time: an image is a function of its number."""
+    from toy import world
 
-    return draw_world(tmp_path_factory.mktemp("world"), seed=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world, "WORLD_SPLITS", world.WORLD_SPLITS | {"train": 60})
+        return world.draw_world(tmp_path_factory.mktemp("world"), seed=0)
 
 
 @pytest.fixture
 def small_world(monkeypatch):
-    """`train.py` draws a world of a tenth of the images, for time."""
+    """`train.py` draws a world of a few images, in each split some for each family, for time."""
     from toy import world
 
-    monkeypatch.setattr(world, "WORLD_SPLITS", {"train": 60, "consistent": 10, "conflict": 10})
+    monkeypatch.setattr(world, "WORLD_SPLITS", {"train": 24, "consistent": 6, "conflict": 6})
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +54,15 @@ def samples(world, tiny_policy):
     import data
 
     return data.load(world["consistent"], tiny_policy.grid, 0.005, 0.6, 2)[0]
+
+
+@pytest.fixture(scope="session")
+def plain_run(samples, tmp_path_factory):
+    """The folder of a run of helpers.SMALL, and the weights that it ends with."""
+    from helpers import SMALL, trained
+
+    run = tmp_path_factory.mktemp("plain")
+    return run, trained(SMALL, samples, run)
 
 
 @pytest.fixture
@@ -71,11 +83,31 @@ def few_resamples(monkeypatch):
 
 
 @pytest.fixture
+def unlaid(monkeypatch):
+    lay_nothing_out(monkeypatch)
+
+
+def lay_nothing_out(patch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn, and nobody makes room for their labels: that is matplotlib's work, and half of the time."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    patch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
+
+
+@pytest.fixture
 def undrawn(monkeypatch):
     """Checkpoints draw no pictures, for time."""
     import report
 
     monkeypatch.setattr(report, "draw", lambda *_: None)
+
+
+@pytest.fixture(scope="session")
+def real_tokenizer():
+    """The tokenizer of a backbone in ../shared/data/qwen, by its folder's name: one takes a second. Tests must leave it so."""
+    from transformers import AutoTokenizer
+
+    return functools.cache(lambda name: AutoTokenizer.from_pretrained(SHARED / "qwen" / name))
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +129,7 @@ def backbone(policy, tmp_path_factory) -> Path:
 
 # A run of RS-GRPO on the library of three pages: all are retrieved, so every context is sufficient.
 PAGED = ["--method", "rs-grpo", "--steps", "2", "--prompts-per-step", "3", "--group-size", "4", "--max-new-tokens", "14",
-         "--eval-prompts", "1", "--eval-group", "2", "--lr", "1e-4", "--save-every", "1"]  # fmt: skip
+         "--eval-prompts", "1", "--eval-group", "2", "--lr", "1e-4"]  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -147,8 +179,15 @@ def paged_run(library, words_folder, tmp_path_factory) -> Path:
     import train
 
     out = tmp_path_factory.mktemp("paged") / "whole"
-    assert train.main([*PAGED, "--backbone", str(words_folder), "--data", str(library), "--out", str(out)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        lay_nothing_out(patch)
+        assert train.main([*PAGED, "--backbone", str(words_folder), "--data", str(library), "--out", str(out)]) == 0
     return out
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What waits for the jobs of `pair` comes last."""
+    items.sort(key=lambda item: item.path.name == "test_ranks.py")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -130,10 +130,10 @@ def test_span_needs_few_decodes():
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl_7b", "qwen3_vl_8b", "qwen3_5_9b"])
-def test_span_on_real_tokenizers(name):
+def test_span_on_real_tokenizers(name, real_tokenizer):
     if not (QWEN / name).is_dir():
         pytest.skip(f"no tokenizer at {QWEN / name}")
-    tokenizer = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(QWEN / name)
+    tokenizer = real_tokenizer(name)
 
     def decode(ids):
         return tokenizer.decode(ids, skip_special_tokens=False)

@@ -1,6 +1,5 @@
 """What a run keeps: its directory, interruptions, resumed runs, damaged checkpoints."""
 
-import json
 import os
 import shutil
 import signal
@@ -13,7 +12,6 @@ from helpers import SMALL, fresh, trained
 
 import train
 from config import TINY_RECIPE, InputError, flag
-from support import pictures
 from support.checkpoint import claim, read_results
 
 
@@ -27,33 +25,23 @@ def test_an_out_that_holds_a_run_is_refused(tmp_path, monkeypatch, capsys, small
     assert [p.name for p in Path("runs/x").iterdir()] == ["config.json"]
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(samples, tmp_path):
-    whole = trained(replace(SMALL, steps=4), samples, tmp_path / "whole")
-    trained(replace(SMALL, steps=2), samples, tmp_path / "halves")
-    assert torch.equal(whole, trained(replace(SMALL, steps=4), samples, tmp_path / "halves"))
-    assert len((tmp_path / "halves" / "log.jsonl").read_text().splitlines()) == 4
-
-
-def test_a_run_that_was_stopped_or_grew_is_that_which_was_not(tmp_path, monkeypatch, capsys, small_world):
-    """Bit for bit. What is free may change on the way, and nothing else; a run never shrinks."""
+def test_a_run_that_was_stopped_or_grew_is_that_which_was_not(tmp_path, monkeypatch, capsys, small_world, undrawn):
+    """Bit for bit: one run is stopped after its first step, ends with its second and grows by a third. What is free may change
+    on the way, and nothing else; a run never shrinks."""
     monkeypatch.chdir(tmp_path)
-    for picture in ("learning_curves", "audit_sheet"):  # drawn elsewhere, and slowly
-        monkeypatch.setattr(pictures, picture, lambda *_: None)
     flags = ["--eval-prompts", "1", "--eval-group", "2", "--group-size", "4", "--prompts-per-step", "2"]
     assert train.main([*flags, "--steps", "3", "--out", "whole"]) == 0
-    assert train.main([*flags, "--steps", "3", "--out", "halves", "--stop-after", "2"]) == 0
-    assert "stopped; continue with --resume halves" in capsys.readouterr().out
-    assert not Path("halves/adapter").exists()
-    assert train.main(["--resume", "halves"]) == 0
-    assert train.main([*flags, "--steps", "2", "--out", "grown"]) == 0
-    assert train.main(["--resume", "grown", "--steps", "3", "--save-every", "1"]) == 0
+    assert train.main([*flags, "--steps", "2", "--out", "parts", "--stop-after", "1"]) == 0
+    assert "stopped; continue with --resume parts" in capsys.readouterr().out
+    assert not Path("parts/adapter").exists()
+    assert train.main(["--resume", "parts"]) == 0 and read_results(Path("parts"))["after"]
+    assert train.main(["--resume", "parts", "--steps", "3", "--save-every", "1"]) == 0
     assert "from here on: steps 3, not 2; save_every 1, not 50" in capsys.readouterr().out
-    states = [torch.load(f"{run}/state.pt", weights_only=True)["adapter"] for run in ("whole", "halves", "grown")]
-    results = [json.loads(Path(run, "results.json").read_text()) for run in ("whole", "halves", "grown")]
-    for state, result in zip(states[1:], results[1:]):
-        assert all(torch.equal(states[0][name], state[name]) for name in state) and result == results[0]
-    assert len(Path("grown/log.jsonl").read_text().splitlines()) == 3
-    assert train.main(["--resume", "halves", "--lr", "0.5", "--seed", "0", "--steps", "2"]) == 2
+    states = [torch.load(f"{run}/state.pt", weights_only=True)["adapter"] for run in ("whole", "parts")]
+    assert all(torch.equal(states[0][name], state) for name, state in states[1].items())
+    assert read_results(Path("whole")) == read_results(Path("parts"))
+    assert len(Path("parts/log.jsonl").read_text().splitlines()) == 3
+    assert train.main(["--resume", "parts", "--lr", "0.5", "--seed", "0", "--steps", "2"]) == 2
     error = capsys.readouterr().err
     assert f"the run has its own configuration: steps 3, not 2; lr {TINY_RECIPE['lr']}, not 0.5" in error
     assert "seed" not in error
@@ -73,7 +61,7 @@ def test_sigterm_finishes_the_step_and_saves(samples, tmp_path, monkeypatch):
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(samples, tmp_path, undrawn):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(samples, plain_run, tmp_path, undrawn):
     config = replace(SMALL, save_every=1)
     trained(config, samples, tmp_path)
     state = tmp_path / "state.pt"
@@ -83,7 +71,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_offered(samples, tm
     ):
         trained(config, samples, tmp_path)
     state.unlink()
-    assert torch.equal(trained(config, samples, tmp_path), trained(config, samples, tmp_path / "again"))
+    assert torch.equal(trained(config, samples, tmp_path), plain_run[1])  # which has saved once, at its end
 
 
 DAMAGES = {
@@ -98,21 +86,22 @@ DAMAGES = {
 }
 
 
+@pytest.fixture(scope="module")
+def one_step(samples, tmp_path_factory) -> Path:
+    """A run of one step. Tests must leave it as it is."""
+    run = tmp_path_factory.mktemp("one_step")
+    trained(replace(SMALL, steps=1), samples, run)
+    return run
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_checkpoint_that_does_not_fit_is_one_line_and_stays(samples, tmp_path, damage):
-    trained(replace(SMALL, steps=1), samples, tmp_path)
+def test_a_checkpoint_that_does_not_fit_is_one_line_and_stays(samples, one_step, tmp_path, damage):
+    shutil.copytree(one_step, tmp_path, dirs_exist_ok=True)
     DAMAGES[damage](tmp_path / "state.pt")
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     with pytest.raises(InputError, match="state.pt") as error:
         trained(SMALL, samples, tmp_path)
     assert "\n" not in str(error.value) and {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
-
-
-@pytest.fixture(scope="module")
-def one_step(samples, tmp_path_factory) -> Path:
-    """A run of one step."""
-    trained(replace(SMALL, steps=1), samples, tmp_path_factory.mktemp("one") / "run")
-    return tmp_path_factory.getbasetemp() / "one0" / "run"
 
 
 @pytest.mark.parametrize("change, said", [

@@ -7,7 +7,7 @@ import torch
 
 import train
 from config import Config
-from support import pictures, ranks
+from support import ranks
 from support.clock import Clock, less_memory, peak_memory
 
 
@@ -37,16 +37,16 @@ def test_what_to_try_halves_the_rows_that_are_set_or_all_of_them():
     assert said.endswith("--group-size 16 or --max-new-tokens 64")
 
 
-def test_a_run_without_enough_memory_ends_with_three_and_goes_on_with_less(tmp_path, monkeypatch, capsys, small_world):
+def test_a_run_without_enough_memory_ends_with_three_and_goes_on_with_less(
+    tmp_path, monkeypatch, capsys, small_world, undrawn
+):
     monkeypatch.chdir(tmp_path)
-    for picture in ("learning_curves", "audit_sheet"):  # drawn elsewhere, and slowly
-        monkeypatch.setattr(pictures, picture, lambda *_: None)
-    flags = ["--steps", "2", "--eval-prompts", "1", "--eval-group", "2", "--group-size", "4", "--prompts-per-step", "2"]
+    flags = ["--steps", "2", "--eval-prompts", "1", "--eval-group", "2", "--group-size", "4", "--prompts-per-step", "1"]
     judge, calls = train.judge, []
 
     def greedy(policy, group, config):
         calls.append(group)
-        if len(calls) > 2 and not config.audit_rows:  # the second step
+        if len(calls) > 1 and not config.audit_rows:  # the second step
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
         return judge(policy, group, config)
 

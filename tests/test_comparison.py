@@ -19,6 +19,7 @@ from studies import comparison
 from support.checkpoint import claim
 
 PYTHON = [sys.executable, "-S", "-c"]
+pytestmark = pytest.mark.usefixtures("unlaid")
 
 
 # ── the processes ──

@@ -17,7 +17,7 @@ from studies.diagnose import DIAGNOSTICS, markdown
 from studies.study import Study
 from support.questions import load_samples
 
-CONFIG = Config(data="toy", group_size=2, max_new_tokens=16, eval_prompts=2)
+CONFIG = Config(data="toy", group_size=2, max_new_tokens=16, eval_prompts=1)
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
 
@@ -31,7 +31,7 @@ def study_of(what, policy, config, samples, chain=None) -> Study:
 @pytest.mark.parametrize("what", DIAGNOSTICS)
 def test_every_diagnostic_runs_on_the_embedded_backbone(what, tiny_policy, samples, few_proposals, monkeypatch):
     monkeypatch.setattr(diagnose, "STEPS", (1, 2))
-    config = replace(CONFIG, evidence_steps=2, eval_prompts=1 if what in ("attribution", "guards") else CONFIG.eval_prompts)
+    config = replace(CONFIG, evidence_steps=2)
     rows, figure = DIAGNOSTICS[what](study_of(what, tiny_policy, config, samples))
     assert figure.axes and markdown(rows).startswith("| ")
     diagnose.pictures.plt.close(figure)
@@ -53,7 +53,7 @@ def test_a_found_region_is_no_evidence_in_noise(noise):
     """It is chosen where the answer depends on the image, and noise depends on something too: the region beats its nulls, and
     that of a wrong answer does as well."""
     policy, config, samples = noise
-    study = study_of("relevance", policy, replace(config, evidence="attributed"), samples, chain="")
+    study = study_of("relevance", policy, replace(config, evidence="attributed", evidence_steps=2), samples, chain="")
     rows, figure = DIAGNOSTICS["relevance"](study)
     diagnose.pictures.plt.close(figure)
     shown = next(row for row in rows if (row["image"], row["family"]) == ("shown", "all"))
@@ -84,7 +84,7 @@ def test_more_nulls_keep_the_first(tiny_policy, samples):
 
 
 # ── the command line ──
-def test_the_command_prints_and_writes_one_json_object(small_world, tmp_path, capsys):
+def test_the_command_prints_and_writes_one_json_object(small_world, unlaid, tmp_path, capsys):
     flags = ["--json", "--prompts", "1", "--group-size", "2", "--split", "all", "--out", str(tmp_path / "out")]
     assert diagnose.main(["relevance", *flags]) == 0
     printed = json.loads(capsys.readouterr().out)

@@ -15,7 +15,6 @@ import rollout
 import train
 from config import Config, InputError, configure
 from related import documents, retrieve, rs_grpo
-from support import pictures
 
 QUESTION = {"question": "How many?", "answer": "3", "id": "q", "evidence_pages": None, "evidence_boxes": {}}
 LIBRARY = documents.Document({name: data.Page(f"{name}.png", (84, 84)) for name in "abc"}, [])
@@ -105,8 +104,7 @@ def test_pages_are_retrieved_by_the_frozen_backbone(library, words):
     assert [sorted(row) for row in documents.retrieved(words, read, 9, quiet=True)] == [[0, 1, 2]] * len(read.questions)
 
 
-def test_one_command_trains_and_resumes_bit_for_bit(paged_run, library, words_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "learning_curves", lambda *_: None)
+def test_one_command_trains_and_resumes_bit_for_bit(paged_run, library, words_folder, tmp_path, undrawn):
     flags, halves = [*PAGED, "--backbone", str(words_folder), "--data", str(library)], str(tmp_path / "halves")
     assert train.main([*flags, "--out", halves, "--stop-after", "1"]) == 0 and train.main(["--resume", halves]) == 0
     states = [torch.load(f"{run}/state.pt", weights_only=True)["adapter"] for run in (paged_run, halves)]

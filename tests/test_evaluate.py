@@ -15,7 +15,8 @@ def test_the_whole_command(tmp_path, monkeypatch, capsys, small_world):
     assert train.main(flags) == 0
     out, text = Path("runs/tiny-answer-ced-0"), capsys.readouterr().out
     files = {"config.json", "before.json", "log.jsonl", "state.pt", "adapter", "results.json"}
-    assert {p.name for p in out.iterdir()} == files | {"learning_curves.png", "audit_sheet.png"}
+    drawn = {"learning_curves.png", "audit_sheet.png"}
+    assert {p.name for p in out.iterdir()} == files | drawn and all((out / name).stat().st_size > 10_000 for name in drawn)
     assert "| conflict | all |" in text and "--prompts-per-step 4" in text and f"--steps {TINY_RECIPE['steps']}" not in text
 
     assert evaluate.main(["--run", str(out), "--split", "conflict", "--json"]) == 0

@@ -59,7 +59,7 @@ def test_a_judge_errs_about_one_channel_and_the_same_way_again():
 
 
 @pytest.fixture
-def study(tmp_path, monkeypatch, few_resamples):
+def study(tmp_path, monkeypatch, few_resamples, unlaid):
     """A study that is as small as it gets."""
     monkeypatch.setattr(evisrag, "QUICK", {"steps": 2, "prompts_per_step": 1, "group_size": 3, "max_new_tokens": 12})
     monkeypatch.setattr(evisrag, "BOOKS", {"train": 6, "test": 6, "retriever": 6})

@@ -14,7 +14,7 @@ def test_a_curve_falls_if_no_step_rises_beyond_its_interval():
     assert falls(cells([0.9, 0.8, 0.82, 0.6])) and not falls(cells([0.9, 0.8, 0.86, 0.6])) and not falls(cells([0.7, 0.7]))
 
 
-def test_a_study_from_roles_to_tables(tmp_path, monkeypatch, capsys, few_resamples):
+def test_a_study_from_roles_to_tables(tmp_path, monkeypatch, capsys, few_resamples, unlaid):
     """With roles of a few updates each: all is unreadable, and said to be."""
     from toy import roles
 

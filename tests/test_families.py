@@ -218,7 +218,7 @@ def test_a_saved_adapter_loads_on_plain_transformers_and_merges(directory, share
 
 def test_a_step_of_every_method_on_real_images(directory, shared, coco_mini, tmp_path):
     policy = fresh(directory, shared)
-    policy.image_processor.size = {"shortest_edge": 64 * 64, "longest_edge": 256 * 256}  # fewer tokens, for time
+    policy.image_processor.size = {"shortest_edge": 64 * 64, "longest_edge": 128 * 128}  # fewer tokens, for time
     config = Config(prompts_per_step=1, group_size=2, max_new_tokens=6, lr=1e-3, lora_rank=4)
     samples, _ = data.load(coco_mini, policy.grid, 0.02, 0.5, 2)
     parameters = policy.add_lora(config.lora_layers, config.lora_rank, config.lora_alpha)

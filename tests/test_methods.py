@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import SMALL, first, fresh, gradient, trained, weights
 
+import data
 import train
 from config import Config
 from methods import COMPARED, METHODS, Method, rewards_of
@@ -15,12 +16,19 @@ from rollout import Judgement
 CONFIG = Config(**{"group_size": 8, "max_new_tokens": 16})
 
 
+@pytest.fixture(scope="module")
+def unusual(world, tiny_policy):
+    """Questions that the frozen backbone often gets wrong: groups whose answers are all right teach correctness nothing."""
+    return data.load(world["conflict"], tiny_policy.grid, 0.005, 0.6, 2)[0]
+
+
 @pytest.mark.parametrize("method", COMPARED)
-def test_every_method_moves_the_adapter(samples, tmp_path, method):
+def test_every_method_moves_the_adapter(unusual, tmp_path, method):
     policy, _ = fresh(SMALL)
     start = weights(policy)
-    assert (trained(replace(SMALL, method=method, steps=2), samples, tmp_path / "run") - start).abs().max() > 0
-    row = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])
+    assert (trained(replace(SMALL, method=method, steps=1), unusual, tmp_path / "run") - start).abs().max() > 0
+    (line,) = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    assert (row := json.loads(line))["grad_norm"] > 0  # weight decay alone would move it too
     assert {"reward", "r_ans", "margin", "zero_variance", "non_constant", "same_answer_different_reward", "kl", "clip_fraction",
             "grad_norm", "response_length", "inversions", "placed", "null_tokens", "seconds"} <= row.keys()  # fmt: skip
 

@@ -1,6 +1,7 @@
 """The plan of a run: parameters counted on the meta device, and memory that grows with what it should."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,8 +34,9 @@ def test_parameters(name):
 
 @needs_qwen
 @pytest.mark.parametrize("name", TRAINABLE)
-def test_dry_run(name, capsys, tmp_path, monkeypatch):
+def test_dry_run(name, capsys, tmp_path, monkeypatch, real_tokenizer):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan.AutoTokenizer, "from_pretrained", lambda source: real_tokenizer(Path(source).name))
     assert train.main(["--backbone", str(QWEN / name), "--dry-run"]) == 0
     text = capsys.readouterr().out
     assert f"{COUNTS[name]:,} parameters, {TRAINABLE[name]:,} of them trainable" in text

@@ -7,7 +7,6 @@ import pytest
 from helpers import random_policy
 from PIL import Image
 from test_tasks import RAW, SAMPLES, needs_samples, row
-from transformers import AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 import evaluate
@@ -121,8 +120,8 @@ QWEN = SAMPLES.parent / "qwen"
 
 
 @pytest.mark.skipif(not QWEN.is_dir(), reason="no ../shared/data/qwen")
-def test_qwens_template_puts_a_system_message_first():
-    tokenizer = AutoTokenizer.from_pretrained(QWEN / "qwen2_5_vl_7b")
+def test_qwens_template_puts_a_system_message_first(real_tokenizer):
+    tokenizer = real_tokenizer("qwen2_5_vl_7b")
     ids = chat_prompt(tokenizer, ["Why?"], tokenizer.convert_tokens_to_ids("<|image_pad|>"), True, FREAK_SYSTEM)
     assert tokenizer.decode(ids).startswith(f"<|im_start|>system\n{FREAK_SYSTEM}<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>")
 

@@ -25,7 +25,7 @@ from test_tasks import RAW
 import evaluate
 import train
 from config import InputError
-from support import pictures, ranks
+from support import ranks
 from support.checkpoint import read_state
 
 TRAIN = ["--steps", "2", "--prompts-per-step", "3", "--group-size", "4", "--eval-prompts", "1", "--eval-group", "2"]
@@ -81,8 +81,9 @@ sys.exit(evaluate.main({asked!r}))
 def start_failing(folder: Path, world: dict[str, Path]) -> subprocess.Popen:
     """Rank 1 is killed in the second step. Restarted, it meets an error in the third."""
     (folder / "failing.py").write_text("""
-import os, signal, sys, train
+import os, report, signal, sys, train
 from support import ranks
+report.draw = lambda *_: None
 judge, calls = train.judge, []
 def failing(*args):
     calls.append(1)
@@ -105,12 +106,10 @@ def two(pair) -> tuple[subprocess.CompletedProcess, Path]:
     return subprocess.CompletedProcess(job.args, job.returncode, out, err), folder
 
 
-def test_two_ranks_give_the_weights_of_one(two, tmp_path, world, monkeypatch):
-    """Bit for bit. Three prompts a step do not divide by two ranks."""
+def test_two_ranks_give_the_weights_of_one(two, tmp_path, world, monkeypatch, undrawn):
+    """Bit for bit. Three prompts a step do not divide by two ranks, and what rank 0 draws on the way moves nothing."""
     done, folder = two
     monkeypatch.chdir(tmp_path)
-    for picture in ("learning_curves", "audit_sheet"):  # drawn elsewhere, and slowly
-        monkeypatch.setattr(pictures, picture, lambda *_: None)
     assert train.main([*TRAIN, "--data", str(world["consistent"]), "--out", "one"]) == 0
     assert [(folder / f"status-{rank}").read_text() for rank in (0, 1)] == ["0", "0"], done.stderr
     assert done.stdout.count("| probe | counting |") == 1  # rank 0 alone prints
@@ -154,7 +153,9 @@ def test_two_ranks_answer_as_one(two, backbone, tmp_path, monkeypatch):
     assert [reply["id"] for reply in lines(both, "countbench")] == ["0", "1", "2", "3"]  # the first round is kept
 
 
-def test_a_rank_that_is_killed_goes_on_and_one_that_fails_ends_the_job_with_its_message(pair, world, tmp_path, monkeypatch):
+def test_a_rank_that_is_killed_goes_on_and_one_that_fails_ends_the_job_with_its_message(
+    pair, world, tmp_path, monkeypatch, undrawn
+):
     """Nobody asks to resume: torchrun has restarted it. What it then has is what a run of two steps has that nobody killed."""
     _, job, folder = pair
     _, err = job.communicate(timeout=300)

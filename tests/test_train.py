@@ -10,17 +10,11 @@ from helpers import SMALL, first, fresh, gradient, trained, weights
 import train
 from config import InputError
 from rollout import sample_group
+from support import pictures
 
 
-@pytest.fixture(scope="module")
-def plain(samples, tmp_path_factory):
-    """A run, and its weights."""
-    run = tmp_path_factory.mktemp("plain")
-    return run, trained(SMALL, samples, run)
-
-
-def test_same_seed_same_weights_other_seed_other_weights(samples, plain, tmp_path):
-    run, a = plain
+def test_same_seed_same_weights_other_seed_other_weights(samples, plain_run, tmp_path):
+    run, a = plain_run
     assert torch.equal(a, trained(SMALL, samples, tmp_path / "b"))
     assert not torch.equal(a, trained(replace(SMALL, seed=1), samples, tmp_path / "c"))
     rows = [[json.loads(line) for line in (one / "log.jsonl").open()] for one in (run, tmp_path / "b")]
@@ -29,17 +23,20 @@ def test_same_seed_same_weights_other_seed_other_weights(samples, plain, tmp_pat
     assert set(a["seconds"]) == {"sample", "judge", "learn", "report"}
 
 
-def test_what_is_measured_and_drawn_on_the_way_moves_nothing(samples, plain, tmp_path):
+def test_what_is_measured_and_drawn_on_the_way_moves_nothing(samples, plain_run, tmp_path, monkeypatch):
     """And a run that goes on has each measurement once."""
+    drawn = []
+    for picture in ("learning_curves", "audit_sheet"):  # matplotlib's part of it is test_evaluate.py's
+        monkeypatch.setattr(pictures, picture, lambda shown, path: drawn.append((path.name, len(shown))))
     held_out = {"val": [first(samples, family) for family in ("attribute", "presence")]}
     watched, run = replace(SMALL, eval_every=2, save_every=1), tmp_path / "watched"
-    assert torch.equal(plain[1], trained(watched, samples, run, held_out))
-    assert all((run / f"{name}.png").stat().st_size > 10_000 for name in ("learning_curves", "audit_sheet"))
+    assert torch.equal(plain_run[1], trained(watched, samples, run, held_out))
+    assert drawn == [("learning_curves.png", 1), ("audit_sheet.png", 4)]  # of one step, and an answer for each family
     before = [json.loads(line) for line in (run / "log.jsonl").open()]
     assert ["held_out" in row for row in before] == [False, True]
     assert before[1]["held_out"]["val"]["all"]["n"] == 2
     (run / "state.pt").unlink()  # as after a kill within the second step
-    assert torch.equal(plain[1], trained(watched, samples, run, held_out))
+    assert torch.equal(plain_run[1], trained(watched, samples, run, held_out))
     again = [json.loads(line) for line in (run / "log.jsonl").open()]
     assert [row | {"seconds": 0} for row in again] == [row | {"seconds": 0} for row in before]
 
@@ -113,13 +110,13 @@ def test_numbers_that_are_not_finite_are_null_in_the_log(samples, tmp_path, monk
 
 
 def test_a_gradient_that_is_not_finite_skips_the_step_and_five_in_a_row_stop_the_run(samples, tmp_path, monkeypatch, undrawn):
-    config = replace(SMALL, steps=9, save_every=1)
+    config = replace(SMALL, steps=9, save_every=1, prompts_per_step=1)
     policy, _ = fresh(config)
     rewards_of, calls = train.rewards_of, []
 
     def poisoned(judgement, sample, config):
         calls.append(sample)
-        bad = len(calls) in (1, 2) or len(calls) > 2 * 3  # the first step, then every step from the fourth on
+        bad = len(calls) == 1 or len(calls) > 3  # the first step, then every step from the fourth on
         return rewards_of(judgement, sample, config) + (float("nan") if bad else 0)
 
     monkeypatch.setattr(train, "rewards_of", poisoned)
