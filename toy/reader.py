@@ -27,12 +27,11 @@ from torch import Tensor
 import sft
 from models import Policy, Vision, chat_prompt
 from toy import pages, roles, world
-from toy.pages import INSTRUCTION, Context, Page, Question
+from toy.pages import INSTRUCTION, Asked, Context, Page
 
 EVISRAG = Path(__file__).parent.parent / "assets" / "evisrag"
 POOL = 4000  # pages, drawn once
 CONTEXTS, QUESTIONS = 8, 3  # of an update
-PAGES = 3  # of a context
 GENERIC = 0.2  # of the responses
 CONTENT = [*map(str, world.COUNTS), *world.SIDES, "no", "usual", pages.INSUFFICIENT]  # and all of <observe>
 
@@ -60,10 +59,10 @@ class Lesson(NamedTuple):
 
 # ── prompts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 @functools.cache
-def prompt_of(policy: Policy, question: Question, k: int, how: str) -> Tensor:
+def prompt_of(policy: Policy, question: str, k: int, how: str) -> Tensor:
     """The prompt (P,) of a question about k pages, for `stages` or `generic`."""
     parts = [part for i in range(k) for part in (pages.mark(i), math.prod(policy.grid(pages.SIZE)))]
-    parts.append(f"{question.text} {INSTRUCTION[how]}")
+    parts.append(f"{question} {INSTRUCTION[how]}")
     return torch.tensor(chat_prompt(policy.tokenizer, parts, policy.image_token, True))
 
 
@@ -83,30 +82,31 @@ def draw_pages(policy: Policy, n: int, key: str) -> tuple[list[Page], Vision]:
 
 
 # ── lessons ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def lesson_row(policy: Policy, context: Context, leg: Leg, rng: random.Random) -> tuple[Tensor, Tensor, Tensor]:
+def lesson_row(policy: Policy, context: Context, asked: Asked, leg: Leg, rng: random.Random) -> tuple[Tensor, Tensor, Tensor]:
     """A question's prompt (P,), and ids (L,) and weights (L,) of what follows its pages: the question and a response."""
     looks, follows = rng.random() < leg.honest, rng.random() < leg.honest
     how = "generic" if rng.random() < GENERIC else "stages"
-    said = pages.conclude(context, follows) if how == "generic" else pages.respond(context, looks, follows, rng)
+    recorded = pages.recall(context, leg.honest, rng)
+    said = pages.conclude(recorded, follows) if how == "generic" else pages.respond(recorded, looks, follows, rng)
     ids = roles.encode(policy, said + "<|im_end|>")
     content = torch.isin(ids, torch.tensor(policy.tokenizer.convert_tokens_to_ids(CONTENT)))
     if how == "stages":
         content[: ids.tolist().index(policy.tokenizer.convert_tokens_to_ids("</observe>"))] = True
-    prompt = prompt_of(policy, context.question, len(context.told), how)
+    prompt = prompt_of(policy, asked.text(context.question), asked.k, how)
     return prompt, *sft.example(prompt[cut(policy, prompt) :], ids, torch.where(content, leg.weight, 1.0))
 
 
 def lessons(
-    policy: Policy, leg: Leg, pool: Sequence[Page], vision: Vision, k: int, rng: random.Random
+    policy: Policy, leg: Leg, pool: Sequence[Page], vision: Vision, asked: Asked, rng: random.Random
 ) -> Iterator[Lesson]:
-    """Endless batches of CONTEXTS contexts of k pages with QUESTIONS questions each. vision holds the pool's maps."""
+    """Endless batches of CONTEXTS contexts with QUESTIONS questions each. vision holds the pool's maps."""
     while True:
         contexts, batch = [], []
         for _ in range(CONTEXTS):
-            rows, once, never = pages.choose_pages(pool, k, rng)
+            rows, told, never = pages.choose_pages(pool, asked, rng)
             for _ in range(QUESTIONS):
-                context = pages.ask([pool[row] for row in rows], once, never, rng)
-                prompt, *example = lesson_row(policy, context, leg, rng)
+                context = pages.ask([pool[row] for row in rows], asked, told, never, rng)
+                prompt, *example = lesson_row(policy, context, asked, leg, rng)
                 batch.append(tuple(example))
             contexts.append((prompt[: cut(policy, prompt)], [roles.view(vision, [row]) for row in rows]))
         owner = torch.arange(CONTEXTS).repeat_interleave(QUESTIONS)
@@ -125,12 +125,12 @@ def loss_of(policy: Policy, lesson: Lesson) -> tuple[Tensor, dict[str, float]]:
     return sft.response_loss(logits, ids[scored], lesson.weights[scored]), shown
 
 
-def teach(policy: Policy, legs: dict[str, Leg], k: int, seed: int) -> None:
-    """Trains the language model in legs, on contexts of k pages."""
+def teach(policy: Policy, legs: dict[str, Leg], asked: Asked, seed: int) -> None:
+    """Trains the language model in legs, on questions that are drawn so."""
     pool, vision = draw_pages(policy, POOL, f"pool {seed}")
     parameters = list(policy.trunk.language_model.parameters())
     for name, leg in legs.items():
-        source = lessons(policy, leg, pool, vision, k, random.Random(f"{name} {seed}"))
+        source = lessons(policy, leg, pool, vision, asked, random.Random(f"{name} {seed}"))
         sft.train(parameters, source, partial(loss_of, policy), leg.updates, leg.lr, name)
 
 
@@ -155,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     policy = base(args.seed)
-    teach(policy, LEGS, PAGES, args.seed)
+    teach(policy, LEGS, pages.PLAIN, args.seed)
     save(policy, args.out)
 
 
