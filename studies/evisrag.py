@@ -72,10 +72,14 @@ class Run(NamedTuple):
 class Setting(NamedTuple):
     """What may make RS-GRPO's margin: other questions, or a judge that errs about one channel."""
 
-    asked: Asked = PLAIN
-    leg: Leg | None = None  # in which the reader learns such questions, before its habits again; None: it knows them
+    leg: Leg | None = None  # in which the reader learns the questions, before its habits again; None: it knows them
     misjudged: str = ""  # of rs_grpo.CHANNELS
     methods: Sequence[str] = ("rs", "mixed", "outcome")  # of RUNS
+
+    @property
+    def asked(self) -> Asked:
+        """How questions are drawn."""
+        return self.leg.asked if self.leg else PLAIN
 
 
 RUNS = {
@@ -90,10 +94,10 @@ SETTINGS = {
     "": Setting(),
     "evidence misjudged": Setting(misjudged="perception", methods=("rs", "mixed")),
     "answers misjudged": Setting(misjudged="derivation", methods=("rs", "mixed")),
-    "five pages": Setting(Asked(k=5), Leg(300, 5e-4, 0.6, 4.0)),
-    "longer records": Setting(Asked(whole=True), Leg(300, 5e-4, 0.6, 4.0)),
-    "sums": Setting(Asked(telling=2, kinds=("counting",)), Leg(300, 5e-4, 0.6, 4.0)),
-    "colors": Setting(Asked(colors=True), Leg(300, 5e-4, 0.6, 4.0)),
+    "five pages": Setting(Leg(300, 5e-4, 0.6, 4.0, Asked(k=5))),
+    "longer records": Setting(Leg(300, 5e-4, 0.6, 4.0, Asked(whole=True))),
+    "sums": Setting(Leg(300, 5e-4, 0.6, 4.0, Asked(telling=2, kinds=("counting",)))),
+    "colors": Setting(Leg(300, 5e-4, 0.6, 4.0, Asked(colors=True))),
 }
 HARDER = {
     f"{name}, {what}": RUNS[name]._replace(setting=what, method=f"{name}, {what}" if row.misjudged else RUNS[name].method)
@@ -225,8 +229,8 @@ class Study:
 
         def make(leg: Leg) -> Policy:
             policy, legs = Policy.load(str(reader.EVISRAG)), {setting: leg, "habit": reader.LEGS["habit"]}
-            legs = {name: leg._replace(updates=self.n(leg.updates)) for name, leg in legs.items()}
-            reader.teach(policy, legs, row.asked, 0)
+            legs = {name: part._replace(asked=leg.asked, updates=self.n(part.updates)) for name, part in legs.items()}
+            reader.teach(policy, legs, 0)
             return policy
 
         roles.kept(folder, partial(make, row.leg))

@@ -98,14 +98,15 @@ def test_what_a_run_is_given(study):
 def test_a_setting_of_other_questions_has_a_reader_of_its_own_and_one_of_another_judge_has_not(study, monkeypatch):
     taught, made = [], {}
     monkeypatch.setattr(evisrag.roles, "kept", made.setdefault)
-    monkeypatch.setattr(evisrag.reader, "teach", lambda policy, legs, asked, seed: taught.append((legs, asked)))
+    monkeypatch.setattr(evisrag.reader, "teach", lambda policy, legs, seed: taught.append(legs))
     for name, run in HARDER.items():
         row, backbone = SETTINGS[run.setting], study.config(run, 0, study.out).backbone
         assert (backbone == str(evisrag.reader.EVISRAG)) == (row.leg is None) and bool(row.misjudged) == (run.method == name)
     assert [folder.name for folder in made] == ["reader-five-pages", "reader-longer-records", "reader-sums", "reader-colors"]
     made[study.out / "reader-sums"]()
-    ((legs, asked),) = taught
-    assert asked == SETTINGS["sums"].asked and [*legs] == ["sums", "habit"] and legs["habit"].updates == 50  # a sixth
+    (legs,) = taught
+    assert [*legs] == ["sums", "habit"] and {leg.asked for leg in legs.values()} == {SETTINGS["sums"].asked}
+    assert {leg.updates for leg in legs.values()} == {50}  # a sixth
     assert {run.method for run in HARDER.values() if run.method not in METHODS} == MISJUDGED.keys()
 
 

@@ -61,7 +61,7 @@ def test_the_loss_of_a_batch_is_what_each_row_costs_alone(policy, tmp_path, monk
     stacked = visions[0].edited([torch.cat(maps) for maps in zip(*(v.features for v in visions))])
     chosen, take = [], pages.choose_pages
     monkeypatch.setattr(pages, "choose_pages", lambda *given: (chosen.append(take(*given)), chosen[-1])[1])
-    lesson = next(reader.lessons(policy, LEG, book.pages, stacked, pages.PLAIN, random.Random(0)))
+    lesson = next(reader.lessons(policy, LEG, book.pages, stacked, random.Random(0)))
     total = expected = 0.0
     for row, (ids, weights) in enumerate(zip(lesson.ids, lesson.weights)):
         which = int(lesson.owner[row])
@@ -78,7 +78,7 @@ def test_the_loss_of_a_batch_is_what_each_row_costs_alone(policy, tmp_path, monk
 
 def test_where_is_the_share_of_looks_that_name_the_page(policy, pool, monkeypatch):
     monkeypatch.setattr(reader, "CONTEXTS", 2)
-    lesson = next(reader.lessons(policy, LEG._replace(honest=1.0), *pool, pages.PLAIN, random.Random(1)))
+    lesson = next(reader.lessons(policy, LEG._replace(honest=1.0), *pool, random.Random(1)))
     close = policy.tokenizer.convert_tokens_to_ids("</observe>")
     page = lesson.ids.roll(-1, 1) == close
     assert page.any() and (lesson.weights[page] == LEG.weight).all()
@@ -106,7 +106,7 @@ def test_a_few_updates_learn(pool, monkeypatch):
         return loss, shown
 
     monkeypatch.setattr(reader, "loss_of", noted)
-    reader.teach(policy, {"some": reader.Leg(4, 3e-3, 0.85, 6.0)}, pages.PLAIN, 0)
+    reader.teach(policy, {"some": reader.Leg(4, 3e-3, 0.85, 6.0)}, 0)
     assert losses[-1] < 0.8 * losses[0]
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 import sft
 from models import Policy, Vision, chat_prompt
 from toy import pages, roles, world
-from toy.pages import INSTRUCTION, Asked, Context, Page
+from toy.pages import INSTRUCTION, PLAIN, Asked, Context, Page
 
 EVISRAG = Path(__file__).parent.parent / "assets" / "evisrag"
 POOL = 4000  # pages, drawn once
@@ -37,15 +37,21 @@ CONTENT = [*map(str, world.COUNTS), *world.SIDES, "no", "usual", pages.INSUFFICI
 
 
 class Leg(NamedTuple):
-    """Some updates: the share of honest coins at either stage, and how much more a token counts that says something."""
+    """Some updates: the share of honest coins at either stage, how much more a token counts that says something, and what is
+    asked."""
 
     updates: int
     lr: float
     honest: float
     weight: float
+    asked: Asked = PLAIN
 
 
-LEGS = {"read": Leg(1600, 1.5e-3, 0.85, 6.0), "habit": Leg(300, 7e-4, 0.45, 2.0)}
+LEGS = {
+    "two pages": Leg(600, 1.5e-3, 1.0, 6.0, Asked(k=2)),
+    "read": Leg(1200, 1.5e-3, 0.85, 6.0),
+    "habit": Leg(300, 7e-4, 0.45, 2.0),
+}
 
 
 class Lesson(NamedTuple):
@@ -82,7 +88,7 @@ def draw_pages(policy: Policy, n: int, key: str) -> tuple[list[Page], Vision]:
 
 
 # ── lessons ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def lesson_row(policy: Policy, context: Context, asked: Asked, leg: Leg, rng: random.Random) -> tuple[Tensor, Tensor, Tensor]:
+def lesson_row(policy: Policy, context: Context, leg: Leg, rng: random.Random) -> tuple[Tensor, Tensor, Tensor]:
     """A question's prompt (P,), and ids (L,) and weights (L,) of what follows its pages: the question and a response."""
     looks, follows = rng.random() < leg.honest, rng.random() < leg.honest
     how = "generic" if rng.random() < GENERIC else "stages"
@@ -92,21 +98,19 @@ def lesson_row(policy: Policy, context: Context, asked: Asked, leg: Leg, rng: ra
     content = torch.isin(ids, torch.tensor(policy.tokenizer.convert_tokens_to_ids(CONTENT)))
     if how == "stages":
         content[: ids.tolist().index(policy.tokenizer.convert_tokens_to_ids("</observe>"))] = True
-    prompt = prompt_of(policy, asked.text(context.question), asked.k, how)
+    prompt = prompt_of(policy, leg.asked.text(context.question), leg.asked.k, how)
     return prompt, *sft.example(prompt[cut(policy, prompt) :], ids, torch.where(content, leg.weight, 1.0))
 
 
-def lessons(
-    policy: Policy, leg: Leg, pool: Sequence[Page], vision: Vision, asked: Asked, rng: random.Random
-) -> Iterator[Lesson]:
+def lessons(policy: Policy, leg: Leg, pool: Sequence[Page], vision: Vision, rng: random.Random) -> Iterator[Lesson]:
     """Endless batches of CONTEXTS contexts with QUESTIONS questions each. vision holds the pool's maps."""
     while True:
         contexts, batch = [], []
         for _ in range(CONTEXTS):
-            rows, told, never = pages.choose_pages(pool, asked, rng)
+            rows, told, never = pages.choose_pages(pool, leg.asked, rng)
             for _ in range(QUESTIONS):
-                context = pages.ask([pool[row] for row in rows], asked, told, never, rng)
-                prompt, *example = lesson_row(policy, context, asked, leg, rng)
+                context = pages.ask([pool[row] for row in rows], leg.asked, told, never, rng)
+                prompt, *example = lesson_row(policy, context, leg, rng)
                 batch.append(tuple(example))
             contexts.append((prompt[: cut(policy, prompt)], [roles.view(vision, [row]) for row in rows]))
         owner = torch.arange(CONTEXTS).repeat_interleave(QUESTIONS)
@@ -125,12 +129,12 @@ def loss_of(policy: Policy, lesson: Lesson) -> tuple[Tensor, dict[str, float]]:
     return sft.response_loss(logits, ids[scored], lesson.weights[scored]), shown
 
 
-def teach(policy: Policy, legs: dict[str, Leg], asked: Asked, seed: int) -> None:
-    """Trains the language model in legs, on questions that are drawn so."""
+def teach(policy: Policy, legs: dict[str, Leg], seed: int) -> None:
+    """Trains the language model in legs."""
     pool, vision = draw_pages(policy, POOL, f"pool {seed}")
     parameters = list(policy.trunk.language_model.parameters())
     for name, leg in legs.items():
-        source = lessons(policy, leg, pool, vision, asked, random.Random(f"{name} {seed}"))
+        source = lessons(policy, leg, pool, vision, random.Random(f"{name} {seed}"))
         sft.train(parameters, source, partial(loss_of, policy), leg.updates, leg.lr, name)
 
 
@@ -155,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     policy = base(args.seed)
-    teach(policy, LEGS, pages.PLAIN, args.seed)
+    teach(policy, LEGS, args.seed)
     save(policy, args.out)
 
 
