@@ -34,6 +34,7 @@ from toy.world import Shapes
 
 Page = list[Shapes]
 Facts = dict[str, str]  # class → its count or side
+Subject = tuple[str, str]  # a class and the color that is asked for, if any
 
 # What the embedded tokenizer lacks: each is added as one token.
 MOST = 5  # pages of a context
@@ -75,11 +76,6 @@ class Question:
     def colored(self) -> str:
         """The question with its color."""
         return self.text.replace(self.noun, f"{self.color} {self.noun}")
-
-    @property
-    def usual(self) -> str:
-        """What habit answers."""
-        return usual(self.kind, self.name)
 
     def shown_by(self, page: Page) -> Shapes | None:
         """What a page shows of the class, in the color if one is asked for."""
@@ -143,8 +139,8 @@ class Context:
 
 def total(values: Sequence[str]) -> str:
     """What the values of several pages come to: the sum of counts, or the one side; of none, `insufficient`."""
-    counts = all(map(str.isdecimal, values))
-    return str(sum(map(int, values))) if values and counts else " ".join(values) or INSUFFICIENT
+    counted = values and all(map(str.isdecimal, values))
+    return str(sum(map(int, values))) if counted else " ".join(values) or INSUFFICIENT
 
 
 def usual(kind: str, name: str) -> str:
@@ -176,9 +172,6 @@ def make_book(rng: random.Random) -> list[Page]:
         names = rng.sample(world.SHAPES, len(world.SHAPES))
         pages += [make_page([(name, colors[name][turn]) for name in pair], rng) for pair in zip(names[::2], names[1::2])]
     return rng.sample(pages, len(pages))
-
-
-Subject = tuple[str, str]  # a class and the color that is asked for, if any
 
 
 def choose_pages(pages: Sequence[Page], asked: Asked, rng: random.Random) -> tuple[list[int], list[Subject], list[Subject]]:
@@ -278,7 +271,7 @@ def respond(context: Context, looks: bool, follows: bool, rng: random.Random) ->
     question, facts = context.question, list(context.facts)
     if not looks:
         page, *_ = *context.telling, rng.randrange(len(facts))
-        facts[page] = facts[page] | {question.name: question.usual}
+        facts[page] = facts[page] | {question.name: usual(question.kind, question.name)}
     recorded = Context(question, tuple(facts))
     found = " ".join(map(mark, recorded.telling)) or "no"
     lines = " ".join(f"{mark(i)} {line}" for i, line in enumerate(recorded.gold))
@@ -290,6 +283,6 @@ def conclude(recorded: Context, follows: bool) -> str:
     """The last two stages; alone, a response without a record."""
     question, answer = recorded.question, recorded.answer
     if not follows:
-        return f"<think> as usual for {question.noun} </think> <answer> {question.usual} </answer>"
+        return f"<think> as usual for {question.noun} </think> <answer> {usual(question.kind, question.name)} </answer>"
     seen = "no" if answer == INSUFFICIENT else answer
     return f"<think> {seen} {question.noun} </think> <answer> {answer} </answer>"
