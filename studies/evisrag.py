@@ -29,6 +29,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
@@ -37,7 +38,7 @@ import data
 import train
 from config import PAGES_RECIPE, Config, configure
 from methods import METHODS, Method
-from models import Policy, seeded
+from models import Policy, Vision, seeded
 from reading import InputError, make_folder, read_json
 from related import retrieve, rs_grpo
 from related.rs_grpo import NOTHING, Scoped, read_evidence, well_formed
@@ -160,6 +161,7 @@ class Study:
         self.out, self.quick = out, quick
         self.recipe = RECIPE | (QUICK if quick else {})
         self.drawn: dict[str, list[Book]] = {}
+        self.seen: dict[bytes, Vision] = {}
 
     def n(self, count: int) -> int:
         """A number of books, questions or updates; a sixth of it in a quick run."""
@@ -179,6 +181,19 @@ class Study:
         if which not in self.drawn:
             self.drawn[which] = pages.draw_library(self.out / "books", self.n(BOOKS[which]), which)
         return self.drawn[which]
+
+    def looking_once(self, policy: Policy) -> Policy:
+        """The policy, which encodes a page only if none before it has: all of them have the backbone's own, frozen tower."""
+        encode = policy.encode
+
+        def look(image: Image.Image) -> Vision:
+            key = image.tobytes()
+            if key not in self.seen:
+                self.seen[key] = encode(image)
+            return self.seen[key]
+
+        policy.encode = look  # type: ignore[method-assign]
+        return policy
 
     # ── retrieval ──
     def retriever(self) -> Policy:
@@ -208,7 +223,7 @@ class Study:
     @cached_property
     def brought(self) -> list[tuple[Book, list[int], Question]]:
         """Questions, and the three pages of a book that the retriever brings for each, in the book's order."""
-        policy, books, found = self.retriever(), self.books("test"), []
+        policy, books, found = self.looking_once(self.retriever()), self.books("test"), []
         for book in books:
             index = retrieve.index_pages(policy, [policy.encode(data.open_image(path)) for path in book.images])
             for question, _ in asked_of(book, None, -(-self.n(RETRIEVED) // len(books))):
@@ -252,14 +267,14 @@ class Study:
         """The scores of a frozen reader."""
         run = Run("rs-grpo", how, setting=setting)
         config = self.config(run, 0, self.out)
-        return self.ask(Policy.load(config.backbone), run, config)
+        return self.ask(self.looking_once(Policy.load(config.backbone)), run, config)
 
     def learn(self, name: str, run: Run, seed: int) -> dict:
         """A run of the loop: scores, and the log of its steps."""
         folder = self.out / file_of(name, seed)
         config = self.config(run, seed, folder)
         (go_on if (folder / "config.json").is_file() else claim)(folder, config)
-        policy, samples = train.load_trainable(config), self.lessons(run, seed)
+        policy, samples = self.looking_once(train.load_trainable(config)), self.lessons(run, seed)
         if not train.train(policy, samples, config, folder):
             raise InputError(f"stopped in {folder}; the same command continues it")
         rows = [json.loads(line) for line in (folder / "log.jsonl").open()]
