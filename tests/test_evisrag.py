@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 
 import methods
 from data import Page, PagedSample
 from methods import METHODS
+from models import Policy
 from related import rs_grpo
 from rollout import Judgement
 from studies import evisrag
@@ -108,6 +110,15 @@ def test_a_setting_of_other_questions_has_a_reader_of_its_own_and_one_of_another
     assert [*legs] == ["sums", "habit"] and {leg.asked for leg in legs.values()} == {SETTINGS["sums"].asked}
     assert {leg.updates for leg in legs.values()} == {50}  # a sixth
     assert {run.method for run in HARDER.values() if run.method not in METHODS} == MISJUDGED.keys()
+
+
+def test_a_page_is_encoded_once_for_all_policies_and_as_each_would(study):
+    tiny, own = (Policy.load(name) for name in ("tiny", str(evisrag.reader.EVISRAG)))
+    page, other = (Image.effect_noise((84, 84), sigma).convert("RGB") for sigma in (20, 60))
+    expected = own.encode(page).features[0]
+    seen = study.looking_once(tiny).encode(page)
+    assert torch.equal(seen.features[0], expected) and study.looking_once(own).encode(page) is seen
+    assert not torch.equal(own.encode(other).features[0], expected) and len(study.seen) == 2
 
 
 def test_pages_in_another_color_are_counted():
