@@ -93,12 +93,11 @@ RUNS = {
 }
 SETTINGS = {
     "": Setting(),
-    "evidence misjudged": Setting(misjudged="perception", methods=("rs", "mixed")),
-    "answers misjudged": Setting(misjudged="derivation", methods=("rs", "mixed")),
-    "five pages": Setting(Leg(300, 5e-4, 0.6, 4.0, Asked(k=5))),
-    "longer records": Setting(Leg(300, 5e-4, 0.6, 4.0, Asked(whole=True))),
     "sums": Setting(Leg(300, 5e-4, 0.6, 4.0, Asked(telling=2, kinds=("counting",)))),
-    "colors": Setting(Leg(300, 5e-4, 0.6, 4.0, Asked(colors=True))),
+    "longer records": Setting(Leg(300, 5e-4, 0.6, 4.0, Asked(whole=True))),
+    "five pages": Setting(Leg(300, 5e-4, 0.6, 4.0, Asked(k=5))),
+    "answers misjudged": Setting(misjudged="derivation", methods=("rs", "mixed")),
+    "evidence misjudged": Setting(misjudged="perception", methods=("rs", "mixed")),
 }
 HARDER = {
     f"{name}, {what}": RUNS[name]._replace(setting=what, method=f"{name}, {what}" if row.misjudged else RUNS[name].method)
