@@ -38,14 +38,13 @@ def test_the_tokenizer_says_and_reads_all_of_it(policy):
                 ids = roles.encode(policy, text)
                 assert unknown not in ids and policy.decode(ids) == text and len(ids) < 48
             assert unknown not in roles.encode(policy, question.query)
-            for text in (question.text, question.colored):
-                assert all(unknown not in reader.prompt_of(policy, text, 3, how) for how in pages.INSTRUCTION)
+            assert all(unknown not in reader.prompt_of(policy, question.text, 3, how) for how in pages.INSTRUCTION)
 
 
 def test_a_lesson_asks_as_the_loop_asks(policy, tmp_path):
     (book,) = pages.draw_library(tmp_path, 1, "book")
     for how in pages.INSTRUCTION:
-        for asked in (pages.PLAIN, pages.Asked(k=2, colors=True)):
+        for asked in (pages.PLAIN, pages.Asked(k=2)):
             sample = pages.draw_questions([book], 1, asked, "asked", how)[0]
             prompt = policy.prompt_of_pages(sample.question, [36] * asked.k, sample.template)
             assert torch.equal(prompt, reader.prompt_of(policy, sample.question, asked.k, how))

@@ -5,8 +5,8 @@
     book       18 pages; each of the 36 (shape, color) pairs stands on exactly one of them
     question   how many stars, or on which side: of a context of k pages at most one shows the class; 7 of 10 have one
     evidence   what each page says about it: `3 stars`, or `no relevant information`
-    asked      how questions are drawn: about more pages; about two that show the class, whose counts are summed; with a record
-               of all that a page shows; with a color, while other pages show the class in another
+    asked      how questions are drawn: of k pages; of two that show the class, whose counts are summed; with a record of all
+               that a page shows, where each further fact has a coin of its own
 
 A response has four stages, and habit may take the place of looking in two of them, each on its own coin:
 
@@ -34,7 +34,6 @@ from toy.world import Shapes
 
 Page = list[Shapes]
 Facts = dict[str, str]  # class → its count or side
-Subject = tuple[str, str]  # a class and the color that is asked for, if any
 
 # What the embedded tokenizer lacks: each is added as one token.
 MOST = 5  # pages of a context
@@ -70,12 +69,7 @@ class Question:
     @property
     def query(self) -> str:
         """The question in words that make one page of a book the right one."""
-        return f"{QUERY} {self.colored}"
-
-    @property
-    def colored(self) -> str:
-        """The question with its color."""
-        return self.text.replace(self.noun, f"{self.color} {self.noun}")
+        return f"{QUERY} {self.text.replace(self.noun, f'{self.color} {self.noun}')}"
 
     def shown_by(self, page: Page) -> Shapes | None:
         """What a page shows of the class, in the color if one is asked for."""
@@ -95,11 +89,6 @@ class Asked(NamedTuple):
     telling: int = 1  # how many of them show the class where they are sufficient
     kinds: tuple[str, ...] = KINDS  # of the questions; only counts can be summed
     whole: bool = False  # the record tells all that a page shows
-    colors: bool = False  # the question has a color, and some page shows the class in another
-
-    def text(self, question: Question) -> str:
-        """A question as the reader is asked."""
-        return question.colored if self.colors else question.text
 
     def context(self, question: Question, pages: Sequence[Page]) -> "Context":
         """A question about these pages."""
@@ -174,24 +163,20 @@ def make_book(rng: random.Random) -> list[Page]:
     return rng.sample(pages, len(pages))
 
 
-def choose_pages(pages: Sequence[Page], asked: Asked, rng: random.Random) -> tuple[list[int], list[Subject], list[Subject]]:
-    """k pages such that some subject stands on as many of them as are to tell it, and some on none; and these subjects."""
-    subjects = [(name, color) for name in world.SHAPES for color in (world.COLORS if asked.colors else [""])]
+def choose_pages(pages: Sequence[Page], asked: Asked, rng: random.Random) -> tuple[list[int], list[str], list[str]]:
+    """k pages such that some class stands on as many of them as are to tell and some on none; and these classes."""
     while True:
         rows = rng.sample(range(len(pages)), asked.k)
-        groups = [group for row in rows for group in pages[row]]
-        shown = Counter((group.name, group.color if asked.colors else "") for group in groups)
-        names = Counter(group.name for group in groups)
-        near = [(name, color) for name, color in subjects if not asked.colors or names[name] > shown[name, color]]
-        told, never = ([subject for subject in near if shown[subject] == n] for n in (asked.telling, 0))
-        if told and never:
-            return rows, told, never
+        shown = Counter(group.name for row in rows for group in pages[row])
+        tell, never = ([name for name in world.SHAPES if shown[name] == n] for n in (asked.telling, 0))
+        if tell and never:
+            return rows, tell, never
 
 
-def ask(pages: Sequence[Page], asked: Asked, told: Sequence[Subject], never: Sequence[Subject], rng: random.Random) -> Context:
-    """A question about chosen pages: about one of the subjects `told` if these are sufficient, else about one of `never`."""
-    subject = rng.choice(told if rng.random() < SUFFICIENT else never)
-    return asked.context(Question(rng.choice(asked.kinds), *subject), pages)
+def ask(pages: Sequence[Page], asked: Asked, tell: Sequence[str], never: Sequence[str], rng: random.Random) -> Context:
+    """A question about chosen pages: about one of the classes that they `tell` if these are sufficient, else of `never`."""
+    name = rng.choice(tell if rng.random() < SUFFICIENT else never)
+    return asked.context(Question(rng.choice(asked.kinds), name), pages)
 
 
 @dataclass(frozen=True)
@@ -214,7 +199,7 @@ class Book:
         ]
         family = data.CONTEXTS[context.answer == INSUFFICIENT]
         template = f"{{pages}}{{question}} {INSTRUCTION[how]}"
-        return data.PagedSample(name, self.name, tuple(drawn), asked.text(question), context.answer, family, template=template)
+        return data.PagedSample(name, self.name, tuple(drawn), question.text, context.answer, family, template=template)
 
 
 def questions_of(pages: Sequence[Page]) -> list[tuple[Question, int]]:
@@ -244,8 +229,8 @@ def draw_questions(books: Sequence[Book], n: int, asked: Asked, key: str, how: s
     samples = []
     for i in range(n):
         rng, book = random.Random(f"{key} {i}"), books[i % len(books)]
-        rows, told, never = choose_pages(book.pages, asked, rng)
-        question = ask([book.pages[row] for row in rows], asked, told, never, rng).question
+        rows, tell, never = choose_pages(book.pages, asked, rng)
+        question = ask([book.pages[row] for row in rows], asked, tell, never, rng).question
         samples.append(book.sample(rows, question, f"{key}-{i}", how, asked))
     return samples
 

@@ -99,7 +99,7 @@ def lesson_row(policy: Policy, context: Context, leg: Leg, rng: random.Random) -
     content = torch.isin(ids, torch.tensor(policy.tokenizer.convert_tokens_to_ids(CONTENT)))
     if how == "stages":
         content[: ids.tolist().index(policy.tokenizer.convert_tokens_to_ids("</observe>"))] = True
-    prompt = prompt_of(policy, leg.asked.text(context.question), leg.asked.k, how)
+    prompt = prompt_of(policy, context.question.text, leg.asked.k, how)
     return prompt, *sft.example(prompt[cut(policy, prompt) :], ids, torch.where(content, leg.weight, 1.0))
 
 
@@ -108,9 +108,9 @@ def lessons(policy: Policy, leg: Leg, pool: Sequence[Page], vision: Vision, rng:
     while True:
         contexts, batch = [], []
         for _ in range(CONTEXTS):
-            rows, told, never = pages.choose_pages(pool, leg.asked, rng)
+            rows, tell, never = pages.choose_pages(pool, leg.asked, rng)
             for _ in range(QUESTIONS):
-                context = pages.ask([pool[row] for row in rows], leg.asked, told, never, rng)
+                context = pages.ask([pool[row] for row in rows], leg.asked, tell, never, rng)
                 prompt, *example = lesson_row(policy, context, leg, rng)
                 batch.append(tuple(example))
             contexts.append((prompt[: cut(policy, prompt)], [roles.view(vision, [row]) for row in rows]))
