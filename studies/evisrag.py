@@ -50,7 +50,7 @@ from toy import pages, reader, roles, world
 from toy.pages import PLAIN, Asked, Book, Question
 from toy.reader import Leg
 
-RECIPE = {"steps": 60, "prompts_per_step": 4, "group_size": 16, "lr": 6e-4, "max_new_tokens": 48}
+RECIPE = {"steps": 60, "prompts_per_step": 4, "group_size": 16, "lr": 1.2e-3, "max_new_tokens": 48}
 BOOKS = {"train": 40, "test": 24, "retriever": 60}
 TRAINED, TESTED, RETRIEVED = 240, 192, 144  # questions
 RETRIEVER_UPDATES, RETRIEVER_LR = 250, 1e-3

@@ -50,7 +50,7 @@ class Leg(NamedTuple):
 
 LEGS = {
     "two pages": Leg(600, 1.5e-3, 1.0, 6.0, Asked(k=2)),
-    "read": Leg(1400, 1.5e-3, 1.0, 6.0),
+    "read": Leg(2000, 1.5e-3, 0.85, 6.0),
     "habit": Leg(300, 7e-4, 0.45, 2.0),
 }
 
