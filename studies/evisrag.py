@@ -255,7 +255,7 @@ class Study:
         asked = SETTINGS[run.setting].asked
         samples = pages.draw_questions(self.books("test"), self.n(TESTED), asked, "test", run.how)
         scores = {"constructed": evaluate(policy, samples, config, f"test {config.seed}")}
-        if (asked.k, asked.telling) == (PLAIN.k, PLAIN.telling):
+        if asked == PLAIN:  # a question without a color does not say which of several pages it is about
             samples = [book.sample(rows, question, f"retrieved-{i}", run.how, asked)
                        for i, (book, rows, question) in enumerate(self.brought)]  # fmt: skip
             rows = evaluate(policy, samples, config, f"retrieved {config.seed}")
