@@ -22,7 +22,7 @@ METRICS: dict[str, Counts] = {  # a share: what is counted of a response, and of
 }
 OF_RECORDS = ("evidence F1", "follows", "format")  # what a chain without stages has none of
 WINDOW = 10  # steps over which a curve is averaged
-COLUMNS = 4  # of the figure's panels
+COLUMNS = 3  # of the figure's panels
 
 
 # ── cells ───────────────────────────────────────────────────────────────────────────────────────────────────────────
