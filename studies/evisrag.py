@@ -10,24 +10,26 @@ again:
     a run       a method of RUNS and a seed: `train.train` on questions about constructed contexts, then held-out questions
                 about constructed contexts and about the pages that the retriever brings
 
-`--settings` adds runs in which RS-GRPO might show its margin: a judge that errs about the evidence or about the answer, and
-contexts of five pages.
+`--settings` adds runs in which RS-GRPO might show its margin, a row of SETTINGS each: a judge that errs about the evidence or
+about the answer, and other questions, which the reader learns first.
 """
 
 import argparse
 import json
 import math
 import random
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
@@ -36,7 +38,7 @@ import data
 import train
 from config import PAGES_RECIPE, Config, configure
 from methods import METHODS, Method
-from models import Policy, seeded
+from models import Policy, Vision, seeded
 from reading import InputError, make_folder, read_json
 from related import retrieve, rs_grpo
 from related.rs_grpo import NOTHING, Scoped, read_evidence, well_formed
@@ -44,17 +46,17 @@ from rollout import judge, sample_groups
 from studies.evisrag_report import draw, markdown
 from support import ranks, stats
 from support.checkpoint import as_json, claim, go_on, write_whole
-from toy import pages, reader, roles
-from toy.pages import INSUFFICIENT, Book, Question
+from toy import pages, reader, roles, world
+from toy.pages import PLAIN, Asked, Book, Question
+from toy.reader import Leg
 
-RECIPE = {"steps": 60, "prompts_per_step": 4, "group_size": 16, "lr": 6e-4, "max_new_tokens": 48}
+RECIPE = {"steps": 60, "prompts_per_step": 4, "group_size": 16, "lr": 1.2e-3, "max_new_tokens": 48}
 BOOKS = {"train": 40, "test": 24, "retriever": 60}
 TRAINED, TESTED, RETRIEVED = 240, 192, 144  # questions
 RETRIEVER_UPDATES, RETRIEVER_LR = 250, 1e-3
 QUERIES = 8  # of each kind and book, when recall is measured
 AUDITED = 40  # questions about sufficient contexts, 16 answers each
 ERR = 0.3  # how often a judge errs
-FIVE = reader.Leg(300, 5e-4, 0.6, 4.0)  # what the reader learns before it reads five pages
 LOGGED = ("accuracy", "reward", "response_length")  # of a step
 QUICK = {"steps": 10, "prompts_per_step": 2, "group_size": 4}
 
@@ -65,7 +67,20 @@ class Run(NamedTuple):
     method: str
     how: str = "stages"  # of pages.INSTRUCTION
     boxes: bool = False  # the audit needs the evidence's places
-    k: int = 3  # pages
+    setting: str = ""  # of SETTINGS
+
+
+class Setting(NamedTuple):
+    """What may make RS-GRPO's margin: other questions, or a judge that errs about one channel."""
+
+    leg: Leg | None = None  # in which the reader learns the questions, before its habits again; None: it knows them
+    misjudged: str = ""  # of rs_grpo.CHANNELS
+    methods: Sequence[str] = ("rs", "mixed", "outcome")  # of RUNS
+
+    @property
+    def asked(self) -> Asked:
+        """How questions are drawn."""
+        return self.leg.asked if self.leg else PLAIN
 
 
 RUNS = {
@@ -76,9 +91,18 @@ RUNS = {
     "generic": Run("outcome", "generic"),
     "rs without gold": Run("rs-ced", boxes=True),
 }
-SETTINGS = {f"{method}, {what}": Run(f"{method}, {what}") for what in ("evidence misjudged", "answers misjudged")
-            for method in ("rs", "mixed")}  # fmt: skip
-SETTINGS |= {f"{name}, five pages": RUNS[name]._replace(k=5) for name in ("rs", "mixed", "outcome")}
+SETTINGS = {
+    "": Setting(),
+    "sums": Setting(Leg(300, 5e-4, 0.6, 4.0, Asked(telling=2, kinds=("counting",)))),
+    "longer records": Setting(Leg(300, 5e-4, 0.6, 4.0, Asked(whole=True))),
+    "five pages": Setting(Leg(300, 5e-4, 0.6, 4.0, Asked(k=5))),
+    "answers misjudged": Setting(misjudged="derivation", methods=("rs", "mixed")),
+    "evidence misjudged": Setting(misjudged="perception", methods=("rs", "mixed")),
+}
+HARDER = {
+    f"{name}, {what}": RUNS[name]._replace(setting=what, method=f"{name}, {what}" if row.misjudged else RUNS[name].method)
+    for what, row in SETTINGS.items() if what for name in row.methods
+}  # fmt: skip
 
 
 def misjudged(channel: str, scoped: bool) -> Callable[..., Scoped | Tensor]:
@@ -96,10 +120,9 @@ def misjudged(channel: str, scoped: bool) -> Callable[..., Scoped | Tensor]:
 
 
 MISJUDGED = {
-    f"{method}, {what} misjudged": Method(misjudged(channel, method == "rs"), pages=True)
-    for what, channel in {"evidence": "perception", "answers": "derivation"}.items()
-    for method in ("rs", "mixed")
-}
+    run.method: Method(misjudged(SETTINGS[run.setting].misjudged, name.startswith("rs")), pages=True)
+    for name, run in HARDER.items() if SETTINGS[run.setting].misjudged
+}  # fmt: skip
 
 
 # ── what one answer is worth ────────────────────────────────────────────────────────────────────────────────────────
@@ -107,7 +130,9 @@ def score(sample: data.PagedSample, text: str) -> dict:
     """Counts of one response: `told` of `gold` relevant pages are recorded rightly, among `said` recorded as relevant."""
     gold, said = [page.evidence for page in sample.pages], read_evidence(text, len(sample.pages))
     lines = ["" if line in (None, NOTHING) else line for line in said]
-    answer, implied = answers.answer_text(text), {line.split()[0] for line in lines if line} or {INSUFFICIENT}
+    noun = next(noun for noun in map(data.plural, world.SHAPES) if noun in sample.question)
+    implied = pages.total([value for line in lines for value in re.findall(rf"(\w+) {noun}", line)])
+    answer = answers.answer_text(text)
     return {
         "sufficient": sample.family == "sufficient",
         "correct": answer == sample.answer,
@@ -116,7 +141,7 @@ def score(sample: data.PagedSample, text: str) -> dict:
         "said": sum(line != "" for line in lines),
         "gold": sum(line != "" for line in gold),
         "record": any(line is not None for line in said),
-        "follows": answer in implied,
+        "follows": answer == implied,
     }
 
 
@@ -135,6 +160,7 @@ class Study:
         self.out, self.quick = out, quick
         self.recipe = RECIPE | (QUICK if quick else {})
         self.drawn: dict[str, list[Book]] = {}
+        self.seen: dict[bytes, Vision] = {}
 
     def n(self, count: int) -> int:
         """A number of books, questions or updates; a sixth of it in a quick run."""
@@ -154,6 +180,19 @@ class Study:
         if which not in self.drawn:
             self.drawn[which] = pages.draw_library(self.out / "books", self.n(BOOKS[which]), which)
         return self.drawn[which]
+
+    def looking_once(self, policy: Policy) -> Policy:
+        """The policy, which encodes a page only if none before it has: all of them have the backbone's own, frozen tower."""
+        encode = policy.encode
+
+        def look(image: Image.Image) -> Vision:
+            key = image.tobytes()
+            if key not in self.seen:
+                self.seen[key] = encode(image)
+            return self.seen[key]
+
+        policy.encode = look  # type: ignore[method-assign]
+        return policy
 
     # ── retrieval ──
     def retriever(self) -> Policy:
@@ -180,61 +219,61 @@ class Study:
         n = len(self.books("test")[0].pages)
         return {"recall": recalls, "chance": {1: 1 / n, 3: 3 / n}, "queries": len(hits[1])}
 
-    def retrieved(self, how: str) -> tuple[list[data.PagedSample], list[int]]:
-        """Questions about the three pages that the retriever brings, in the book's order; and how many of these show the class
-        in another color."""
-        policy, books, samples, near = self.retriever(), self.books("test"), [], []
-        for b, book in enumerate(books):
+    @cached_property
+    def brought(self) -> list[tuple[Book, list[int], Question]]:
+        """Questions, and the three pages of a book that the retriever brings for each, in the book's order."""
+        policy, books, found = self.looking_once(self.retriever()), self.books("test"), []
+        for book in books:
             index = retrieve.index_pages(policy, [policy.encode(data.open_image(path)) for path in book.images])
             for question, _ in asked_of(book, None, -(-self.n(RETRIEVED) // len(books))):
-                rows = sorted(retrieve.top_k(policy, index, question.query, 3))
-                samples.append(book.sample(rows, question, f"retrieved-{b}-{len(samples)}", how))
-                plain = Question(question.kind, question.name)
-                shows = [(plain.shown_by(book.pages[row]), question.shown_by(book.pages[row])) for row in rows]
-                near.append(sum(bool(any_color) and not own for any_color, own in shows))
-        return samples, near
+                found.append((book, sorted(retrieve.top_k(policy, index, question.query, 3)), question))
+        return found
 
     # ── asking ──
     def config(self, run: Run, seed: int, out: Path) -> Config:
         """The configuration of a run."""
-        given = PAGES_RECIPE | self.recipe | {"backbone": str(self.reader(run.k)), "method": run.method, "seed": seed}
+        given = PAGES_RECIPE | self.recipe | {"backbone": str(self.reader(run.setting)), "method": run.method, "seed": seed}
         return configure(given | {"out": str(out)})
 
-    def reader(self, k: int) -> Path:
-        """The reader of contexts of k pages: that of three, or what becomes of it when it has read five."""
-        if k == reader.PAGES:
+    def reader(self, setting: str) -> Path:
+        """The reader of a setting's questions: the shipped one, or what becomes of it."""
+        row, folder = SETTINGS[setting], self.out / file_of("reader", setting)
+        if not row.leg:
             return reader.EVISRAG
 
-        def make() -> Policy:
-            policy = Policy.load(str(reader.EVISRAG))
-            longer = FIVE._replace(updates=self.n(FIVE.updates))
-            reader.teach(policy, {f"{k} pages": longer, "habit": reader.LEGS["habit"]}, k, 0)
+        def make(leg: Leg) -> Policy:
+            policy, legs = Policy.load(str(reader.EVISRAG)), {setting: leg, "habit": reader.LEGS["habit"]}
+            legs = {name: part._replace(asked=leg.asked, updates=self.n(part.updates)) for name, part in legs.items()}
+            reader.teach(policy, legs, 0)
             return policy
 
-        roles.kept(self.out / f"reader-{k}", make)
-        return self.out / f"reader-{k}"
+        roles.kept(folder, partial(make, row.leg))
+        return folder
 
     def ask(self, policy: Policy, run: Run, config: Config) -> dict:
         """Scores on held-out questions about constructed contexts, and about retrieved pages."""
-        asked = pages.draw_questions(self.books("test"), self.n(TESTED), run.k, "test", run.how)
-        scores = {"constructed": evaluate(policy, asked, config, f"test {config.seed}")}
-        if run.k == reader.PAGES:
-            samples, near = self.retrieved(run.how)
+        asked = SETTINGS[run.setting].asked
+        samples = pages.draw_questions(self.books("test"), self.n(TESTED), asked, "test", run.how)
+        scores = {"constructed": evaluate(policy, samples, config, f"test {config.seed}")}
+        if asked == PLAIN:  # a question without a color does not say which of several pages it is about
+            samples = [book.sample(rows, question, f"retrieved-{i}", run.how, asked)
+                       for i, (book, rows, question) in enumerate(self.brought)]  # fmt: skip
             rows = evaluate(policy, samples, config, f"retrieved {config.seed}")
-            scores["retrieved"] = [row | {"near": n} for row, n in zip(rows, near)]
+            scores["retrieved"] = [row | {"near": in_another_color(*found)} for row, found in zip(rows, self.brought)]
         return scores
 
-    def base(self, run: Run) -> dict:
-        """The frozen reader's scores."""
+    def base(self, how: str, setting: str) -> dict:
+        """The scores of a frozen reader."""
+        run = Run("rs-grpo", how, setting=setting)
         config = self.config(run, 0, self.out)
-        return self.ask(Policy.load(config.backbone), run, config)
+        return self.ask(self.looking_once(Policy.load(config.backbone)), run, config)
 
     def learn(self, name: str, run: Run, seed: int) -> dict:
         """A run of the loop: scores, and the log of its steps."""
         folder = self.out / file_of(name, seed)
         config = self.config(run, seed, folder)
         (go_on if (folder / "config.json").is_file() else claim)(folder, config)
-        policy, samples = train.load_trainable(config), self.lessons(run, seed)
+        policy, samples = self.looking_once(train.load_trainable(config)), self.lessons(run, seed)
         if not train.train(policy, samples, config, folder):
             raise InputError(f"stopped in {folder}; the same command continues it")
         rows = [json.loads(line) for line in (folder / "log.jsonl").open()]
@@ -242,7 +281,8 @@ class Study:
 
     def lessons(self, run: Run, seed: int) -> list[data.PagedSample]:
         """Training questions. A method that needs no audit gets no boxes to audit; one that is to do without gold, no gold."""
-        samples = pages.draw_questions(self.books("train"), self.n(TRAINED), run.k, f"train {seed}", run.how)
+        asked = SETTINGS[run.setting].asked
+        samples = pages.draw_questions(self.books("train"), self.n(TRAINED), asked, f"train {seed}", run.how)
         if run.boxes:
             return [replace(sample, gold="") for sample in samples]
         return [replace(s, pages=tuple(replace(page, boxes=()) for page in s.pages)) for s in samples]
@@ -251,7 +291,7 @@ class Study:
     def audit(self) -> dict:
         """Margins of the frozen reader's answers on sufficient contexts, in two spans, and whether each record is right."""
         config = self.config(RUNS["rs without gold"], 0, self.out)
-        policy, asked = Policy.load(config.backbone), pages.draw_questions(self.books("test"), 2 * AUDITED, 3, "audit")
+        policy, asked = Policy.load(config.backbone), pages.draw_questions(self.books("test"), 2 * AUDITED, PLAIN, "audit")
         asked = [sample for sample in asked if sample.family == "sufficient"][: self.n(AUDITED)]
         config, found = replace(config, temperature=1.0), {"evidence": ([], []), "answer": ([], [])}
         draws = [seeded("audit", sample.id) for sample in asked]
@@ -270,9 +310,9 @@ class Study:
         }
 
 
-def file_of(name: str, seed: int) -> str:
-    """What a run is called in the folder of all parts."""
-    return f"{name}-{seed}".replace(",", "").replace(" ", "-")
+def file_of(name: str, of: int | str) -> str:
+    """What a run of a seed, or a reader of a setting, is called in the folder of all parts."""
+    return f"{name}-{of}".replace(",", "").replace(" ", "-")
 
 
 def mean_of(values: Sequence[float]) -> float:
@@ -286,6 +326,13 @@ def asked_of(book: Book, kind: str | None, n: int) -> list[tuple[Question, int]]
     return random.Random(f"{book.name} {kind}").sample(asks, min(n, len(asks)))
 
 
+def in_another_color(book: Book, rows: Sequence[int], question: Question) -> int:
+    """How many of these pages show the class, but not in the color."""
+    plain = replace(question, color="")
+    shows = [(plain.shown_by(book.pages[row]), question.shown_by(book.pages[row])) for row in rows]
+    return sum(bool(any_color) and not own for any_color, own in shows)
+
+
 def asks_of(book: Book, kind: str | None = None, n: int = 1000) -> list[tuple[str, int]]:
     """The same, as the retriever is asked."""
     return [(question.query, page) for question, page in asked_of(book, kind, n)]
@@ -295,9 +342,10 @@ def asks_of(book: Book, kind: str | None = None, n: int = 1000) -> list[tuple[st
 def run_all(study: Study, runs: dict[str, Run], seeds: Sequence[int]) -> dict:
     """Every part that is not there yet; and all results."""
     results: dict = {"retrieve": study.kept("retrieve", study.retrieve), "audit": study.kept("audit", study.audit)}
+    frozen = dict.fromkeys((run.how, run.setting if SETTINGS[run.setting].leg else "") for run in runs.values())
     results["base"] = {
-        f"{how}, {k} pages": study.kept(f"base-{how}-{k}", partial(study.base, Run("rs-grpo", how, k=k)))
-        for how, k in dict.fromkeys((run.how, run.k) for run in runs.values())
+        ", ".join(filter(None, which)): study.kept(file_of("base", "-".join(which)), partial(study.base, *which))
+        for which in frozen
     }
     results["runs"] = {
         name: {seed: study.kept(file_of(name, seed), partial(study.learn, name, run, seed)) for seed in seeds}
@@ -311,7 +359,7 @@ def act(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)  # a model this small only loses time to a second thread
     METHODS.update(MISJUDGED)
     make_folder(args.out, "--out")
-    runs = RUNS | (SETTINGS if args.settings else {})
+    runs = RUNS | (HARDER if args.settings else {})
     chosen = {name: run for name, run in runs.items() if name in (args.runs or runs)}
     if unknown := set(args.runs or ()) - runs.keys():
         raise InputError(f"--runs: expected of {'; '.join(runs)}; found {unknown.pop()!r}")
@@ -326,7 +374,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("runs/evisrag"), help="where all parts go (default: %(default)s)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="(default: 0 1 2)")
     parser.add_argument("--runs", nargs="+", metavar="NAME", help=f"of {', '.join(RUNS)} (default: all)")
-    parser.add_argument("--settings", action="store_true", help=f"also {'; '.join(SETTINGS)}")
+    parser.add_argument("--settings", action="store_true", help=f"also {'; '.join(HARDER)}")
     parser.add_argument("--quick", action="store_true", help="a sixth of everything and ten steps a run: does it work?")
     return parser
 

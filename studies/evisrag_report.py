@@ -22,6 +22,7 @@ METRICS: dict[str, Counts] = {  # a share: what is counted of a response, and of
 }
 OF_RECORDS = ("evidence F1", "follows", "format")  # what a chain without stages has none of
 WINDOW = 10  # steps over which a curve is averaged
+COLUMNS = 3  # of the figure's panels
 
 
 # ── cells ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -146,8 +147,12 @@ def smooth(values: Sequence[float]) -> np.ndarray:
 def draw(results: dict, path: Path) -> None:
     """Accuracy while training, a curve a run and a panel a setting: the mean over seeds, and all of them as a band."""
     settings = list(dict.fromkeys(name.partition(", ")[2] for name in results["runs"]))
-    figure, axes = plt.subplots(1, len(settings), figsize=(1 + 5 * len(settings), 4), layout="constrained", squeeze=False)
-    for axis, setting in zip(axes[0], settings):
+    columns = min(len(settings), COLUMNS)
+    rows = -(-len(settings) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(1 + 4.5 * columns, 3.8 * rows), layout="constrained", squeeze=False)
+    for axis in axes.flat[len(settings) :]:
+        axis.axis("off")
+    for axis, setting in zip(axes.flat, settings):
         for name, by_seed in results["runs"].items():
             if name.partition(", ")[2] == setting and by_seed:
                 curves = np.array([smooth([row["accuracy"] for row in part["log"]]) for part in by_seed.values()])

@@ -31,23 +31,23 @@ def test_the_tokenizer_says_and_reads_all_of_it(policy):
     for name in world.SHAPES:
         for kind in pages.KINDS:
             question = pages.Question(kind, name, "red")
-            for told in ((None, "3" if kind == "counting" else "left", None), (None,) * pages.MOST):
-                context = pages.Context(question, told)
+            value = "3" if kind == "counting" else "left"
+            for facts in (({}, {name: value}, {}), ({},) * pages.MOST, ({name: value, "cross": value, "ring": value},) * 3):
+                context = pages.Context(question, facts)
                 text = pages.respond(context, rng.random() < 0.5, rng.random() < 0.5, rng)
                 ids = roles.encode(policy, text)
                 assert unknown not in ids and policy.decode(ids) == text and len(ids) < 48
             assert unknown not in roles.encode(policy, question.query)
-            assert all(unknown not in reader.prompt_of(policy, question, 3, how) for how in pages.INSTRUCTION)
+            assert all(unknown not in reader.prompt_of(policy, question.text, 3, how) for how in pages.INSTRUCTION)
 
 
 def test_a_lesson_asks_as_the_loop_asks(policy, tmp_path):
     (book,) = pages.draw_library(tmp_path, 1, "book")
     for how in pages.INSTRUCTION:
-        sample = pages.draw_questions([book], 1, 3, "asked", how)[0]
-        question = next(q for kind in pages.KINDS for name in world.SHAPES
-                        if (q := pages.Question(kind, name)).text == sample.question)  # fmt: skip
-        asked = policy.prompt_of_pages(sample.question, [36] * 3, sample.template)
-        assert torch.equal(asked, reader.prompt_of(policy, question, 3, how))
+        for asked in (pages.PLAIN, pages.Asked(k=2)):
+            sample = pages.draw_questions([book], 1, asked, "asked", how)[0]
+            prompt = policy.prompt_of_pages(sample.question, [36] * asked.k, sample.template)
+            assert torch.equal(prompt, reader.prompt_of(policy, sample.question, asked.k, how))
 
 
 def test_the_loss_of_a_batch_is_what_each_row_costs_alone(policy, tmp_path, monkeypatch):
@@ -60,7 +60,7 @@ def test_the_loss_of_a_batch_is_what_each_row_costs_alone(policy, tmp_path, monk
     stacked = visions[0].edited([torch.cat(maps) for maps in zip(*(v.features for v in visions))])
     chosen, take = [], pages.choose_pages
     monkeypatch.setattr(pages, "choose_pages", lambda *given: (chosen.append(take(*given)), chosen[-1])[1])
-    lesson = next(reader.lessons(policy, LEG, book.pages, stacked, 3, random.Random(0)))
+    lesson = next(reader.lessons(policy, LEG, book.pages, stacked, random.Random(0)))
     total = expected = 0.0
     for row, (ids, weights) in enumerate(zip(lesson.ids, lesson.weights)):
         which = int(lesson.owner[row])
@@ -77,7 +77,7 @@ def test_the_loss_of_a_batch_is_what_each_row_costs_alone(policy, tmp_path, monk
 
 def test_where_is_the_share_of_looks_that_name_the_page(policy, pool, monkeypatch):
     monkeypatch.setattr(reader, "CONTEXTS", 2)
-    lesson = next(reader.lessons(policy, LEG._replace(honest=1.0), *pool, 3, random.Random(1)))
+    lesson = next(reader.lessons(policy, LEG._replace(honest=1.0), *pool, random.Random(1)))
     close = policy.tokenizer.convert_tokens_to_ids("</observe>")
     page = lesson.ids.roll(-1, 1) == close
     assert page.any() and (lesson.weights[page] == LEG.weight).all()
@@ -105,7 +105,7 @@ def test_a_few_updates_learn(pool, monkeypatch):
         return loss, shown
 
     monkeypatch.setattr(reader, "loss_of", noted)
-    reader.teach(policy, {"some": reader.Leg(4, 3e-3, 0.85, 6.0)}, 3, 0)
+    reader.teach(policy, {"some": reader.Leg(4, 3e-3, 0.85, 6.0)}, 0)
     assert losses[-1] < 0.8 * losses[0]
 
 
@@ -113,7 +113,7 @@ def test_a_few_updates_learn(pool, monkeypatch):
 def test_the_shipped_reader_keeps_the_form_and_reads_and_has_habits(tmp_path):
     """24 questions, greedy and at temperature 1: it fails if the weights, the tokenizer or the prompt are others."""
     policy = Policy.load(str(reader.EVISRAG))
-    samples = pages.draw_questions(pages.draw_library(tmp_path, 4, "guard"), 24, 3, "guard")
+    samples = pages.draw_questions(pages.draw_library(tmp_path, 4, "guard"), 24, pages.PLAIN, "guard")
     prompts = [
         (policy.prompt_of_pages(s.question, [36] * 3, s.template), [policy.encode(Image.open(p.image)) for p in s.pages])
         for s in samples

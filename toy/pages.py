@@ -5,6 +5,8 @@
     book       18 pages; each of the 36 (shape, color) pairs stands on exactly one of them
     question   how many stars, or on which side: of a context of k pages at most one shows the class; 7 of 10 have one
     evidence   what each page says about it: `3 stars`, or `no relevant information`
+    asked      how questions are drawn: of k pages; of two that show the class, whose counts are summed; with a record of all
+               that a page shows, where each further fact has a coin of its own
 
 A response has four stages, and habit may take the place of looking in two of them, each on its own coin:
 
@@ -22,14 +24,16 @@ stars"), which is what makes one page of a book the right one.
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import data
 from toy import world
 from toy.world import Shapes
 
 Page = list[Shapes]
+Facts = dict[str, str]  # class → its count or side
 
 # What the embedded tokenizer lacks: each is added as one token.
 MOST = 5  # pages of a context
@@ -67,38 +71,71 @@ class Question:
         """The question in words that make one page of a book the right one."""
         return f"{QUERY} {self.text.replace(self.noun, f'{self.color} {self.noun}')}"
 
-    @property
-    def usual(self) -> str:
-        """What habit answers."""
-        _, count, side = world.PRIOR[self.name]
-        return str(count) if self.kind == "counting" else side
-
     def shown_by(self, page: Page) -> Shapes | None:
         """What a page shows of the class, in the color if one is asked for."""
         return next((group for group in page if group.name == self.name and self.color in ("", group.color)), None)
 
-    def told_by(self, page: Page) -> str | None:
-        """What a page says about it; None if it does not show the class."""
-        group = self.shown_by(page)
-        return group and (str(len(group.boxes)) if self.kind == "counting" else side_of(group))
+    def told_by(self, page: Page, whole: bool = False) -> Facts:
+        """What a page says about it, nothing if it does not show the class; or all that it says, from left to right."""
+        own = self.shown_by(page)
+        groups = [group for group in sorted(page, key=side_of) if whole or group is own]
+        return {group.name: str(len(group.boxes)) if self.kind == "counting" else side_of(group) for group in groups}
+
+
+class Asked(NamedTuple):
+    """How questions about pages are drawn, and what is recorded of these."""
+
+    k: int = 3  # pages
+    telling: int = 1  # how many of them show the class where they are sufficient
+    kinds: tuple[str, ...] = KINDS  # of the questions; only counts can be summed
+    whole: bool = False  # the record tells all that a page shows
+
+    def context(self, question: Question, pages: Sequence[Page]) -> "Context":
+        """A question about these pages."""
+        return Context(question, tuple(question.told_by(page, self.whole) for page in pages))
+
+
+PLAIN = Asked()
 
 
 @dataclass(frozen=True)
 class Context:
-    """A question and what each of its k pages says about it."""
+    """A question and what is to be recorded of each of its k pages."""
 
     question: Question
-    told: tuple[str | None, ...]
+    facts: tuple[Facts, ...]
+
+    @property
+    def told(self) -> list[str | None]:
+        """What each page says about the class."""
+        return [facts.get(self.question.name) for facts in self.facts]
+
+    @property
+    def telling(self) -> list[int]:
+        """The pages that say something about it."""
+        return [i for i, value in enumerate(self.told) if value is not None]
 
     @property
     def gold(self) -> list[str]:
         """What should be recorded of each page."""
-        return [NOTHING if value is None else f"{value} {self.question.noun}" for value in self.told]
+        return [" ".join(f"{v} {data.plural(name)}" for name, v in facts.items()) or NOTHING for facts in self.facts]
 
     @property
     def answer(self) -> str:
         """The right answer."""
-        return next((value for value in self.told if value is not None), INSUFFICIENT)
+        return total([value for value in self.told if value is not None])
+
+
+def total(values: Sequence[str]) -> str:
+    """What the values of several pages come to: the sum of counts, or the one side; of none, `insufficient`."""
+    counted = values and all(map(str.isdecimal, values))
+    return str(sum(map(int, values))) if counted else " ".join(values) or INSUFFICIENT
+
+
+def usual(kind: str, name: str) -> str:
+    """The count or side of a class that habit knows."""
+    _, count, side = world.PRIOR[name]
+    return str(count) if kind == "counting" else side
 
 
 def side_of(group: Shapes) -> str:
@@ -126,21 +163,20 @@ def make_book(rng: random.Random) -> list[Page]:
     return rng.sample(pages, len(pages))
 
 
-def choose_pages(pages: Sequence[Page], k: int, rng: random.Random) -> tuple[list[int], list[str], list[str]]:
-    """k pages such that some class stands on exactly one of them and some on none; and these classes."""
+def choose_pages(pages: Sequence[Page], asked: Asked, rng: random.Random) -> tuple[list[int], list[str], list[str]]:
+    """k pages such that some class stands on as many of them as are to tell and some on none; and these classes."""
     while True:
-        rows = rng.sample(range(len(pages)), k)
+        rows = rng.sample(range(len(pages)), asked.k)
         shown = Counter(group.name for row in rows for group in pages[row])
-        once, never = ([name for name in world.SHAPES if shown[name] == n] for n in (1, 0))
-        if once and never:
-            return rows, once, never
+        tell, never = ([name for name in world.SHAPES if shown[name] == n] for n in (asked.telling, 0))
+        if tell and never:
+            return rows, tell, never
 
 
-def ask(pages: Sequence[Page], once: Sequence[str], never: Sequence[str], rng: random.Random) -> Context:
-    """A question about chosen pages: about one of the classes `once` if these are sufficient, else about one of `never`."""
-    name = rng.choice(once if rng.random() < SUFFICIENT else never)
-    question = Question(rng.choice(KINDS), name)
-    return Context(question, tuple(map(question.told_by, pages)))
+def ask(pages: Sequence[Page], asked: Asked, tell: Sequence[str], never: Sequence[str], rng: random.Random) -> Context:
+    """A question about chosen pages: about one of the classes that they `tell` if these are sufficient, else of `never`."""
+    name = rng.choice(tell if rng.random() < SUFFICIENT else never)
+    return asked.context(Question(rng.choice(asked.kinds), name), pages)
 
 
 @dataclass(frozen=True)
@@ -151,12 +187,14 @@ class Book:
     pages: list[Page]
     images: list[Path]
 
-    def sample(self, rows: Sequence[int], question: Question, name: str, how: str = "stages") -> data.PagedSample:
+    def sample(
+        self, rows: Sequence[int], question: Question, name: str, how: str = "stages", asked: Asked = PLAIN
+    ) -> data.PagedSample:
         """A question about some of its pages, as the loop asks and judges it. how is of INSTRUCTION."""
-        context = Context(question, tuple(question.told_by(self.pages[row]) for row in rows))
+        context = asked.context(question, [self.pages[row] for row in rows])
         shown = [question.shown_by(self.pages[row]) for row in rows]
         drawn = [
-            data.Page(self.images[row], SIZE, tuple(group.boxes) if group else (), line if group else "")
+            data.Page(self.images[row], SIZE, tuple(group.boxes) if group else (), "" if line == NOTHING else line)
             for row, group, line in zip(rows, shown, context.gold)
         ]
         family = data.CONTEXTS[context.answer == INSUFFICIENT]
@@ -186,14 +224,14 @@ def draw_library(folder: Path, n: int, key: str) -> list[Book]:
     return books
 
 
-def draw_questions(books: Sequence[Book], n: int, k: int, key: str, how: str = "stages") -> list[data.PagedSample]:
-    """n questions, each about k pages of one book, of which at most one shows the class."""
+def draw_questions(books: Sequence[Book], n: int, asked: Asked, key: str, how: str = "stages") -> list[data.PagedSample]:
+    """n questions, each about pages of one book."""
     samples = []
     for i in range(n):
         rng, book = random.Random(f"{key} {i}"), books[i % len(books)]
-        rows, once, never = choose_pages(book.pages, k, rng)
-        question = ask([book.pages[row] for row in rows], once, never, rng).question
-        samples.append(book.sample(rows, question, f"{key}-{i}", how))
+        rows, tell, never = choose_pages(book.pages, asked, rng)
+        question = ask([book.pages[row] for row in rows], asked, tell, never, rng).question
+        samples.append(book.sample(rows, question, f"{key}-{i}", how, asked))
     return samples
 
 
@@ -203,14 +241,24 @@ def mark(i: int) -> str:
     return f"[{i + 1}]:"
 
 
+def recall(context: Context, honest: float, rng: random.Random) -> Context:
+    """The context as it is recorded where each fact is seen by a chance of `honest`, else recalled; but for the first about the
+    class, which has a coin of its own in `respond`."""
+    kind, first = context.question.kind, (context.telling[:1], context.question.name)
+    return replace(context, facts=tuple(
+        {name: value if ([i], name) == first or rng.random() < honest else usual(kind, name) for name, value in facts.items()}
+        for i, facts in enumerate(context.facts)
+    ))  # fmt: skip
+
+
 def respond(context: Context, looks: bool, follows: bool, rng: random.Random) -> str:
     """The response whose evidence comes from looking or from habit, and whose answer follows the evidence or habit."""
-    question, told = context.question, list(context.told)
+    question, facts = context.question, list(context.facts)
     if not looks:
-        page = next((i for i, value in enumerate(told) if value is not None), rng.randrange(len(told)))
-        told[page] = question.usual
-    recorded = Context(question, tuple(told))
-    found = next((mark(i) for i, value in enumerate(told) if value is not None), "no")
+        page, *_ = *context.telling, rng.randrange(len(facts))
+        facts[page] = facts[page] | {question.name: usual(question.kind, question.name)}
+    recorded = Context(question, tuple(facts))
+    found = " ".join(map(mark, recorded.telling)) or "no"
     lines = " ".join(f"{mark(i)} {line}" for i, line in enumerate(recorded.gold))
     observed = f"look at the {question.noun} {found}"
     return f"<observe> {observed} </observe> <evidence> {lines} </evidence> {conclude(recorded, follows)}"
@@ -220,6 +268,6 @@ def conclude(recorded: Context, follows: bool) -> str:
     """The last two stages; alone, a response without a record."""
     question, answer = recorded.question, recorded.answer
     if not follows:
-        return f"<think> as usual for {question.noun} </think> <answer> {question.usual} </answer>"
+        return f"<think> as usual for {question.noun} </think> <answer> {usual(question.kind, question.name)} </answer>"
     seen = "no" if answer == INSUFFICIENT else answer
     return f"<think> {seen} {question.noun} </think> <answer> {answer} </answer>"

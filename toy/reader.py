@@ -1,15 +1,16 @@
 """The reader of `toy.pages`: the embedded backbone that has learned the four stages, by looking and by habit.
 
-python -m toy.reader [--out DIR] [--seed N]      rebuilds assets/evisrag (about 7 minutes of one core, at 0.22 s an update)
+python -m toy.reader [--out DIR] [--seed N]      rebuilds assets/evisrag (11 minutes of one core, at 0.2 s an update)
 
-    leg        honest   lr       updates   what comes of it
-    read       0.85     1.5e-3   1600      a reader: it finds the page after 500 updates at chance, and all of them after 1400
-    habit      0.45     7e-4     300       the habit that a reward has to break, at either stage
+    leg         honest   lr       updates   what comes of it
+    two pages   1.00     1.5e-3   600       which of two pages shows the class: 0.8 of the looks are right, by chance 0.65
+    read        0.85     1.5e-3   2000      which of three: 0.5 for 500 updates, 0.95 after 1000, which is all that can be known
+    habit       0.45     7e-4     300       the habit that a reward has to break, at either stage
 
 Which page shows what was asked is the one thing that is hard to learn: the log has it as `where` from the first update, since
-all other tokens together hide it. The language model is trained whole, the vision tower stays frozen. A context is read once
-for all its questions. A fifth of the responses has no record (`Think, then answer.`), so that the same reader serves as the
-control without stages.
+all other tokens together hide it. Without the first leg it is 0.58 after 1600 updates of the second. The language model is
+trained whole, the vision tower stays frozen. A context is read once for all its questions. A fifth of the responses has no
+record (`Think, then answer.`), so that the same reader serves as the control without stages.
 """
 
 import argparse
@@ -27,26 +28,31 @@ from torch import Tensor
 import sft
 from models import Policy, Vision, chat_prompt
 from toy import pages, roles, world
-from toy.pages import INSTRUCTION, Context, Page, Question
+from toy.pages import INSTRUCTION, PLAIN, Asked, Context, Page
 
 EVISRAG = Path(__file__).parent.parent / "assets" / "evisrag"
 POOL = 4000  # pages, drawn once
 CONTEXTS, QUESTIONS = 8, 3  # of an update
-PAGES = 3  # of a context
 GENERIC = 0.2  # of the responses
 CONTENT = [*map(str, world.COUNTS), *world.SIDES, "no", "usual", pages.INSUFFICIENT]  # and all of <observe>
 
 
 class Leg(NamedTuple):
-    """Some updates: the share of honest coins at either stage, and how much more a token counts that says something."""
+    """Some updates: the share of honest coins at either stage, how much more a token counts that says something, and what is
+    asked."""
 
     updates: int
     lr: float
     honest: float
     weight: float
+    asked: Asked = PLAIN
 
 
-LEGS = {"read": Leg(1600, 1.5e-3, 0.85, 6.0), "habit": Leg(300, 7e-4, 0.45, 2.0)}
+LEGS = {
+    "two pages": Leg(600, 1.5e-3, 1.0, 6.0, Asked(k=2)),
+    "read": Leg(2000, 1.5e-3, 0.85, 6.0),
+    "habit": Leg(300, 7e-4, 0.45, 2.0),
+}
 
 
 class Lesson(NamedTuple):
@@ -60,10 +66,10 @@ class Lesson(NamedTuple):
 
 # ── prompts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 @functools.cache
-def prompt_of(policy: Policy, question: Question, k: int, how: str) -> Tensor:
+def prompt_of(policy: Policy, question: str, k: int, how: str) -> Tensor:
     """The prompt (P,) of a question about k pages, for `stages` or `generic`."""
     parts = [part for i in range(k) for part in (pages.mark(i), math.prod(policy.grid(pages.SIZE)))]
-    parts.append(f"{question.text} {INSTRUCTION[how]}")
+    parts.append(f"{question} {INSTRUCTION[how]}")
     return torch.tensor(chat_prompt(policy.tokenizer, parts, policy.image_token, True))
 
 
@@ -87,25 +93,24 @@ def lesson_row(policy: Policy, context: Context, leg: Leg, rng: random.Random) -
     """A question's prompt (P,), and ids (L,) and weights (L,) of what follows its pages: the question and a response."""
     looks, follows = rng.random() < leg.honest, rng.random() < leg.honest
     how = "generic" if rng.random() < GENERIC else "stages"
-    said = pages.conclude(context, follows) if how == "generic" else pages.respond(context, looks, follows, rng)
+    recorded = pages.recall(context, leg.honest, rng)
+    said = pages.conclude(recorded, follows) if how == "generic" else pages.respond(recorded, looks, follows, rng)
     ids = roles.encode(policy, said + "<|im_end|>")
     content = torch.isin(ids, torch.tensor(policy.tokenizer.convert_tokens_to_ids(CONTENT)))
     if how == "stages":
         content[: ids.tolist().index(policy.tokenizer.convert_tokens_to_ids("</observe>"))] = True
-    prompt = prompt_of(policy, context.question, len(context.told), how)
+    prompt = prompt_of(policy, context.question.text, leg.asked.k, how)
     return prompt, *sft.example(prompt[cut(policy, prompt) :], ids, torch.where(content, leg.weight, 1.0))
 
 
-def lessons(
-    policy: Policy, leg: Leg, pool: Sequence[Page], vision: Vision, k: int, rng: random.Random
-) -> Iterator[Lesson]:
-    """Endless batches of CONTEXTS contexts of k pages with QUESTIONS questions each. vision holds the pool's maps."""
+def lessons(policy: Policy, leg: Leg, pool: Sequence[Page], vision: Vision, rng: random.Random) -> Iterator[Lesson]:
+    """Endless batches of CONTEXTS contexts with QUESTIONS questions each. vision holds the pool's maps."""
     while True:
         contexts, batch = [], []
         for _ in range(CONTEXTS):
-            rows, once, never = pages.choose_pages(pool, k, rng)
+            rows, tell, never = pages.choose_pages(pool, leg.asked, rng)
             for _ in range(QUESTIONS):
-                context = pages.ask([pool[row] for row in rows], once, never, rng)
+                context = pages.ask([pool[row] for row in rows], leg.asked, tell, never, rng)
                 prompt, *example = lesson_row(policy, context, leg, rng)
                 batch.append(tuple(example))
             contexts.append((prompt[: cut(policy, prompt)], [roles.view(vision, [row]) for row in rows]))
@@ -125,12 +130,12 @@ def loss_of(policy: Policy, lesson: Lesson) -> tuple[Tensor, dict[str, float]]:
     return sft.response_loss(logits, ids[scored], lesson.weights[scored]), shown
 
 
-def teach(policy: Policy, legs: dict[str, Leg], k: int, seed: int) -> None:
-    """Trains the language model in legs, on contexts of k pages."""
+def teach(policy: Policy, legs: dict[str, Leg], seed: int) -> None:
+    """Trains the language model in legs."""
     pool, vision = draw_pages(policy, POOL, f"pool {seed}")
     parameters = list(policy.trunk.language_model.parameters())
     for name, leg in legs.items():
-        source = lessons(policy, leg, pool, vision, k, random.Random(f"{name} {seed}"))
+        source = lessons(policy, leg, pool, vision, random.Random(f"{name} {seed}"))
         sft.train(parameters, source, partial(loss_of, policy), leg.updates, leg.lr, name)
 
 
@@ -155,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     policy = base(args.seed)
-    teach(policy, LEGS, PAGES, args.seed)
+    teach(policy, LEGS, args.seed)
     save(policy, args.out)
 
 
