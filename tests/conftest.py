@@ -165,7 +165,7 @@ def library(tmp_path_factory) -> Path:
     for i in range(3):
         shutil.copy(book.images[i], out / "pages" / f"{i}.png")
         for question, _ in pages.questions_of([book.pages[i]]):
-            told = question.told_by(book.pages[i])
+            (told,) = question.told_by(book.pages[i]).values()
             boxes = [list(box) for box in question.shown_by(book.pages[i]).boxes]
             lines.append({"question": question.text, "answer": told, "evidence_pages": {i: f"{told} {question.noun}"},
                           "evidence_boxes": {i: boxes}})  # fmt: skip
