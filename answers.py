@@ -240,7 +240,8 @@ def _readings(kind: str, text: str, values: dict[str, frozenset]) -> Iterator[tu
 
 
 _LACK = r"(?:insufficient|not enough)(?: (?:information|evidence|context|data))?(?: to (?:answer|tell|say)(?: .*)?)?"
-_ABSTAINS = re.compile(rf"(?:(?:there|evidence|information|context|it) is )?{_LACK}|(?:it )?cannot be (?:answer|determin)ed.*")
+_ABSTAINS = re.compile(
+    rf"(?:(?:there|evidence|information|context|it) is )?{_LACK}|(?:it )?cannot be (?:answered|determined)(?: .*)?")
 
 
 def word_f1(said: str, gold: str) -> float:
