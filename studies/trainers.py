@@ -56,13 +56,13 @@ def judgements_of(
 
 def rewarded(policy: Policy, samples: Sequence[data.Sample], config: Config, folder: Path) -> Any:
     """TRL's trainer with config's reward."""
-    processor = trl.processor_of(policy)
 
     def reward(**given: Any) -> list[float]:
-        judgements = judgements_of(policy, processor, samples, config, **given)
+        judgements = judgements_of(policy, trainer.processing_class, samples, config, **given)
         return [float(r) for j in judgements for r in rewards_of(j, j.group.sample, config)]
 
-    return trl.make_trainer(policy, samples, config, reward, folder)
+    trainer = trl.make_trainer(policy, samples, config, reward, folder)
+    return trainer
 
 
 def trained(name: str, config: Config, scratch: Path) -> tuple[Policy, dict[str, list[data.Sample]], float]:
