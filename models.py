@@ -625,6 +625,7 @@ class TokenLogProb(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        """log π (n,) and, where hidden (n, D) wants it, its gradient, which `backward` only scales."""
         logits = project(hidden, weight).div_(temperature)  # (n, V)
         chosen, top = logits.gather(1, targets[:, None]), logits.amax(-1, keepdim=True)
         p = logits.sub_(top).exp_()  # in place, as all below: V is large

@@ -212,6 +212,7 @@ def golds(row: Row) -> list[str]:
 
 
 def same(a: Any, b: Any) -> bool:
+    """Whether two answers are the same number or, if they are none, the same words."""
     try:
         return float(a) == float(b)
     except (TypeError, ValueError):
@@ -239,6 +240,7 @@ def write_replies(tool: str, name: str, raws: Sequence[dict], replies: dict[str,
 
 
 def mathvista_columns(raw: dict, row: Row) -> dict:
+    """What VLMEvalKit's scorer of MathVista reads: the hub's metadata as columns, the choices, and the right one's letter."""
     told = raw.get("metadata") or raw
     cells = {"question": raw["query"], "task": told.get("task"), "skills": told.get("skills")}
     if row.options:

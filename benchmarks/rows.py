@@ -73,6 +73,7 @@ def parse(path: Path) -> list:
 
 
 def read_parquet(path: Path) -> list[dict]:
+    """The rows of a parquet file. Raises InputError if it is none."""
     # Not `datasets`: it is twice the size, imports in 1.5 s, loads a dict of rows as one row and a TSV's "None" as NaN,
     # and would save no more than this function. Only parquet needs pyarrow.
     import pyarrow.parquet

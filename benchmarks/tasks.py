@@ -89,6 +89,7 @@ def countbench(raw: dict) -> dict:
 
 
 def spatialeval(raw: dict) -> dict:
+    """Multiple choice, its options read from the text: the row holds the right one alone. Parts are the tasks."""
     options = dict(re.findall(r"(?m)^\s*\(?([A-Z])[.):] *(.*\S)", raw["text"].rpartition("options:")[2]))
     answer = label(raw, "oracle_option", ascii_uppercase)
     return dict(images=[raw.get("image")], question=raw["text"], options={answer: raw["oracle_answer"]} | options,
@@ -96,6 +97,7 @@ def spatialeval(raw: dict) -> dict:
 
 
 def hallusionbench(raw: dict) -> dict:
+    """Yes or no, with an image or, of the 178 that are asked without one, none; grouped by question and by figure."""
     place = (raw["category"], raw["subcategory"], raw["set_id"])  # a set's number alone is not unique
     seen = str(raw["visual_input"]) != "0"
     unpaired = raw["category"] == "VS" and str(raw["figure_id"]) == "0"  # asked without a figure: no part of fAcc
@@ -106,6 +108,7 @@ def hallusionbench(raw: dict) -> dict:
 
 
 def vlmsareblind(raw: dict) -> dict:
+    """A pair of numbers, a count, yes or no, or a circled letter: what the gold answer looks like."""
     gold = str(raw["groundtruth"]).strip().upper()
     numbers = tuple(re.findall(r"\d+", gold))
     if len(numbers) == 2:
@@ -121,6 +124,7 @@ def vlmsareblind(raw: dict) -> dict:
 
 
 def freak(raw: dict) -> list[dict]:
+    """A free-form item, or multiple choice in the six orders of its three options; the last option keeps its place."""
     part = raw["category"] if isinstance(raw["category"], str) else "+".join(raw["category"])
     item = dict(images=[raw.get("image")], group=str(raw["id"]), meta={"part": part})
     if raw["type"] == "fib":
@@ -134,6 +138,7 @@ def freak(raw: dict) -> list[dict]:
 
 
 def mathvista(raw: dict) -> dict:
+    """Multiple choice or a number, with what the official normal form needs. The hub's row or VLMEvalKit's."""
     if blank(raw["answer"]):
         raise InputError("column 'answer' is empty, as in the unlabelled split `test`")
     told = parsed(raw.get("metadata"))  # VLMEvalKit's tables have its fields as columns
@@ -149,6 +154,7 @@ def mathvista(raw: dict) -> dict:
 
 
 def mmbench(raw: dict) -> dict:
+    """Multiple choice; the copies of a question with rolled options have its index plus so many millions."""
     options = {letter: str(raw[letter]) for letter in "ABCD" if not blank(raw[letter])}
     index = number_of(raw["index"], "index")
     return dict(images=[raw.get("image")], question=raw["question"], hint="" if blank(raw["hint"]) else raw["hint"],
@@ -168,6 +174,7 @@ DISCIPLINES = {subject: [name] for name, subjects in {  # MMMU-Benchmark/MMMU, m
 
 
 def mmmu(raw: dict) -> dict:
+    """Multiple choice, or an open answer with its accepted forms; up to seven images, by subject and discipline."""
     images, options = [raw.get(f"image_{k}") for k in range(1, 8)], texts_of(raw["options"], "options")
     named = max(map(int, re.findall(r"<image (\d+)>", " ".join([raw["question"] or "", *options]))), default=0)
     while len(images) > named and images[-1] is None:  # one that the question speaks of is lacking
@@ -185,6 +192,7 @@ def mmmu(raw: dict) -> dict:
 
 
 def scienceqa(raw: dict) -> dict:
+    """Multiple choice; a blank image where the question has none."""
     options, seen = lettered(texts_of(raw["choices"], "choices")), raw["image"] is not None
     return dict(images=[raw["image"] if seen else Image.new("RGB", (448, 448), "white")], kind="mcq",
                 question=raw["question"], hint="" if blank(raw["hint"]) else raw["hint"], options=options,
@@ -249,6 +257,7 @@ PREAMBLE = "".join(f"Q: {question}\nA: {answer}\n\n" for question, answer in {  
 
 
 def truthfulqa_mc2(raw: dict) -> dict:
+    """Likelihoods of all choices after the preamble; the true ones are right, in any order."""
     targets = parsed(raw["mc2_targets"])
     choices, labels = targets["choices"], targets["labels"]
     answer = {str(i) for i, true in enumerate(labels) if int(true) == 1}  # in any order
@@ -315,6 +324,7 @@ def judge_open(row: Row, text: str) -> Verdict:
     value = None if number.value is None else round(number.value, 2)
 
     def says(gold: str) -> bool:
+        """Whether the reply says one of the accepted answers: its number, its words, or its letter."""
         if as_number(gold) is not None:
             return value == as_number(gold)
         letter = gold.strip().upper()
@@ -369,6 +379,7 @@ def mmmu_open(text: str, golds: Sequence[str]) -> bool:
 
 
 def judge_mathvista(row: Row, text: str) -> Verdict:
+    """An option by its letter or text, or a number in the official normal form; beside it the official verdict."""
     if row.options:
         # Options may repeat a text, and naming it is then one answer. A dict by text keeps one letter of each.
         once = {letter: choice for choice, letter in dict(map(reversed, row.options.items())).items()}

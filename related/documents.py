@@ -40,6 +40,7 @@ def evidence_of(value: Any) -> dict[str, str]:
 
 
 def page_boxes_of(value: Any) -> dict[str, list]:
+    """The boxes of each page with evidence, by its name."""
     return {id_of(name): data.boxes_of(boxes) for name, boxes in object_of(value).items()}
 
 
