@@ -16,6 +16,8 @@ several prompts padded on the left, and `likelihoods` scores given continuations
 Qwen2.5-VL, Qwen3-VL, Qwen3.5 and the embedded tiny backbone (a small Qwen3-VL: toy/backbone.py).
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import copy
@@ -30,29 +32,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+import transformers  # loads what is named of it when it is used: seconds, for which a wrong flag need not wait
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
-from peft import PeftModel
 from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    AutoImageProcessor,
-    AutoModelForImageTextToText,
-    AutoTokenizer,
-    Cache,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 import grpo
 from config import INSTRUCTION, InputError, load_config
 from reading import first_line, make_folder, read_object, shown
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase, Qwen2VLImageProcessorPil
 
 # PEFT reads an attribute of the model under the name that transformers has given up, once for every adapter.
 warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
@@ -88,7 +85,7 @@ class Vision:
     grid_thw: Tensor  # (1, 3), on the CPU: the vision tower's patch grid before merging
     grid: tuple[int, int]  # (rows, columns) of visual tokens after merging; rows · columns = N
 
-    def edited(self, features: list[Tensor]) -> "Vision":
+    def edited(self, features: list[Tensor]) -> Vision:
         """The same image with other feature maps (E, N, D)."""
         return replace(self, features=features)
 
@@ -102,7 +99,7 @@ class Prefix:
     position: Tensor  # (E, 1) the M-RoPE position of the first response token
     mask: Tensor | None = None  # (E, P) 0 where a prompt is padded; None if none is
 
-    def fork(self, rows: Tensor) -> "Prefix":
+    def fork(self, rows: Tensor) -> Prefix:
         """The prompt with row rows[j] as row j; this prefix stays as it is, whatever happens to the fork."""
         cache = copy.copy(self.cache)
         cache.layers = [copy.copy(layer) for layer in cache.layers]
@@ -137,7 +134,7 @@ class Responses:
     log_probs: Tensor  # (G, T) float32 log π of each token at the sampling temperature
     unit_log_probs: Tensor  # (G, T) the same at temperature 1, that of the audit
 
-    def split(self, group_size: int) -> list["Responses"]:
+    def split(self, group_size: int) -> list[Responses]:
         """The responses of each prompt, cut after the longest of them."""
         parts = zip(*(x.split(group_size) for x in (self.ids, self.mask, self.log_probs, self.unit_log_probs)))
         longest = self.mask.sum(-1).view(-1, group_size).amax(-1).tolist()
@@ -243,7 +240,7 @@ class Policy:
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else int(self.eos_ids[0])
 
     @classmethod
-    def load(cls, name: str, device: str = "cpu", dtype: torch.dtype | str = torch.float32) -> "Policy":
+    def load(cls, name: str, device: str = "cpu", dtype: torch.dtype | str = torch.float32) -> Policy:
         """A backbone by its name in BACKBONES, by its name on the hub, or from any local directory in transformers format.
 
         Raises InputError for a name that is none of these, and for whatever fails. AutoProcessor is avoided: its video half
@@ -253,18 +250,18 @@ class Policy:
         model: PreTrainedModel
         found: dict[str, Any]
         with door(f"--backbone {name}", source):
-            model, found = AutoModelForImageTextToText.from_pretrained(
+            model, found = transformers.AutoModelForImageTextToText.from_pretrained(
                 source, dtype=dtype, device_map=device, output_loading_info=True
             )  # weight by weight to the device: no copy of the model in memory, of which eight ranks would have eight
             if lacking := sorted(map(str, found["missing_keys"])):
                 raise InputError(f"--backbone {name}: {len(lacking)} weights are missing from {source}, as {lacking[0]}")
-            tokenizer = AutoTokenizer.from_pretrained(source)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source)
             if len(tokenizer) <= model.config.image_token_id:  # where files are missing, transformers makes an empty one
                 raise InputError(f"--backbone {name}: expected the model's tokenizer at {source}; found one of "
                                  f"{len(tokenizer)} tokens, without the image token {model.config.image_token_id}")  # fmt: skip
             if not tokenizer.chat_template:
                 raise InputError(f"--backbone {name}: expected a chat template at {source}: an instruction-tuned model has one")
-            return cls(frozen(model), tokenizer, AutoImageProcessor.from_pretrained(source))
+            return cls(frozen(model), tokenizer, transformers.AutoImageProcessor.from_pretrained(source))
 
     # ── text and image in ──
     def prompt(self, question: str, n_visual: int, thinking: bool = True, instruction: str = INSTRUCTION) -> Tensor:
@@ -498,6 +495,8 @@ class Policy:
         refuse_pointers(folder)
         if not any(folder.glob("adapter_model.*")):
             raise InputError(f"{folder}: expected the adapter's weights, adapter_model.safetensors; found none")
+        from peft import PeftModel
+
         with door("the adapter", folder), warnings.catch_warnings():
             warnings.filterwarnings("error", ".*missing adapter keys")  # PEFT would go on with random ones
             self.adapter = PeftModel.from_pretrained(self.model, str(folder))
@@ -579,6 +578,8 @@ def token_grid(image_processor: Qwen2VLImageProcessorPil, size: tuple[int, int])
 
     Raises InputError for an aspect ratio above 200, the processor's limit.
     """
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
     cell = image_processor.patch_size * image_processor.merge_size  # 28 px in Qwen2.5-VL, 32 px in Qwen3-VL and Qwen3.5
     low, high = image_processor.size["shortest_edge"], image_processor.size["longest_edge"]
     try:

@@ -5,22 +5,14 @@ update, so that what autograd keeps for the backward pass is counted too. Other 
 leaves out (allocator slack, temporary buffers) is usually 10 to 20 %. Seconds are a roofline of assumed numbers.
 """
 
+from __future__ import annotations
+
 import math
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    AutoConfig,
-    AutoImageProcessor,
-    AutoModelForImageTextToText,
-    AutoTokenizer,
-    PretrainedConfig,
-)
-from transformers.integrations.sdpa_attention import repeat_kv
-from transformers.masking_utils import sdpa_mask
 
 import grpo
 from config import RECIPES, Config, InputError
@@ -38,14 +30,14 @@ def meta_model(source: str, layers: int = 0) -> nn.Module:
     """The architecture of a backbone without storage, or with its last decoder layers only. Raises InputError for a config that
     cannot be loaded."""
     with door("--backbone", source):
-        config = AutoConfig.from_pretrained(source)
+        config = transformers.AutoConfig.from_pretrained(source)
         text = config.get_text_config()
         if layers:
             text.num_hidden_layers = layers
             if getattr(text, "layer_types", None):
                 text.layer_types = text.layer_types[-layers:]
         with torch.device("meta"):
-            return AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
+            return transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
 
 
 def count(model: nn.Module, trainable: bool = False) -> int:
@@ -53,7 +45,7 @@ def count(model: nn.Module, trainable: bool = False) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad or not trainable)
 
 
-def cache_bytes(text: PretrainedConfig) -> int:
+def cache_bytes(text: transformers.PretrainedConfig) -> int:
     """Bytes that one token adds to a key-value cache, over all full-attention layers of a text config."""
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -73,16 +65,16 @@ class Fused(torch.autograd.Function):
 def fused(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: Any) -> tuple:
     """transformers' attention, (R, heads, T, D) → (R, T, heads, D), without numbers."""
     mask = None if attention_mask is None else attention_mask.to(query.dtype)
-    key, value = (x if mask is None else repeat_kv(x, module.num_key_value_groups) for x in (key, value))
+    if mask is not None:
+        repeat = transformers.integrations.sdpa_attention.repeat_kv
+        key, value = (repeat(x, module.num_key_value_groups) for x in (key, value))
     return Fused.apply(query, key, value, mask).transpose(1, 2), None
-
-
-AttentionInterface.register("fused", fused)
-AttentionMaskInterface.register("fused", sdpa_mask)
 
 
 def kept_bytes(model: nn.Module, prompt: int, rows: int, length: int) -> int:
     """Bytes that autograd keeps of an update: a prompt read with gradient, and rows answers of so many tokens after it."""
+    transformers.AttentionInterface.register("fused", fused)
+    transformers.AttentionMaskInterface.register("fused", transformers.masking_utils.sdpa_mask)
     model.set_attn_implementation("fused")
     text, width = model.model.language_model, model.config.get_text_config().hidden_size
     device = next(model.parameters()).device
@@ -107,7 +99,7 @@ def kept_bytes(model: nn.Module, prompt: int, rows: int, length: int) -> int:
 
 
 def memory(
-    config: Config, text: PretrainedConfig, parameters: int, trainable: int, prompt: int, kept: int
+    config: Config, text: transformers.PretrainedConfig, parameters: int, trainable: int, prompt: int, kept: int
 ) -> dict[str, float]:
     """Bytes of one GPU by use. text is the backbone's text config, prompt its length in tokens, kept that of `kept_bytes`.
 
@@ -159,7 +151,8 @@ def plan(config: Config) -> str:
     except ValueError as error:
         raise InputError(f"--lora-layers: {error}") from error
     with door("--backbone", source):
-        processor, tokenizer = AutoImageProcessor.from_pretrained(source), AutoTokenizer.from_pretrained(source)
+        processor = transformers.AutoImageProcessor.from_pretrained(source)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     visual = math.prod(token_grid(processor, EXAMPLE_SIZE))
     pages = config.pages if config.method in RECIPES else 1
     single = [visual, f"{EXAMPLE_QUESTION} {config.instruction}"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from conftest import SHARED
 from helpers import naive_log_probs, naive_text_log_probs, random_image
 from peft import PeftModel
@@ -205,7 +206,7 @@ def test_a_saved_adapter_loads_on_plain_transformers_and_merges(directory, share
     torch.testing.assert_close(logits_of(adapted, policy, image), trained, atol=1e-6, rtol=0)
 
     # `shared` has read the tokenizer from the same folder, which takes a second or two
-    monkeypatch.setattr(models.AutoTokenizer, "from_pretrained", lambda *_, **__: shared.tokenizer)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: shared.tokenizer)
     assert models.main(["merge", str(tmp_path / "run"), str(tmp_path / "merged")]) == 0
     merged = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
     torch.testing.assert_close(logits_of(merged, policy, image), trained, atol=1e-5, rtol=0)

@@ -2,11 +2,15 @@
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from conftest import ROOT
 from huggingface_hub import constants
 
 import models
@@ -111,6 +115,20 @@ def test_without_a_network_the_message_comes_at_once(hub, monkeypatch, address):
         with pytest.raises(InputError, match="--backbone .*/.*: cannot be loaded from the hub: .*; else give a folder"):
             load()
     assert time.monotonic() - begun < 5
+
+
+def test_a_backbone_is_refused_before_the_code_of_models_is_loaded(tmp_path):
+    """Half of the seconds that the message took were spent on importing what it then had no use for."""
+    code = """
+import sys, train
+status = train.main(["--backbone", "hhj-ai/Evidence-RL-9B", "--out", "none"])
+print(status, [name for name in ("peft", "transformers.modeling_utils", "transformers.generation") if name in sys.modules])
+"""
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=os.environ | nowhere, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "2 []" and done.stderr.count("\n") == 1
+    assert "--backbone hhj-ai/Evidence-RL-9B: cannot be loaded from the hub" in done.stderr
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_network_that_says_nothing_is_not_waited_for_long(hub, monkeypatch):

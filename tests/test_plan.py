@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from conftest import SHARED
 from helpers import random_image, random_policy
 
@@ -36,7 +37,7 @@ def test_parameters(name):
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_dry_run(name, capsys, tmp_path, monkeypatch, real_tokenizer):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plan.AutoTokenizer, "from_pretrained", lambda source: real_tokenizer(Path(source).name))
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda source: real_tokenizer(Path(source).name))
     assert train.main(["--backbone", str(QWEN / name), "--dry-run"]) == 0
     text = capsys.readouterr().out
     assert f"{COUNTS[name]:,} parameters, {TRAINABLE[name]:,} of them trainable" in text
