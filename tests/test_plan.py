@@ -1,7 +1,6 @@
 """The plan of a run: parameters counted on the meta device, and memory that grows with what it should."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -37,7 +36,8 @@ def test_parameters(name):
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_dry_run(name, capsys, tmp_path, monkeypatch, real_tokenizer):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda source: real_tokenizer(Path(source).name))
+    tokenizer = real_tokenizer(name)  # before the patch, which its own loading would meet
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda _: tokenizer)
     assert train.main(["--backbone", str(QWEN / name), "--dry-run"]) == 0
     text = capsys.readouterr().out
     assert f"{COUNTS[name]:,} parameters, {TRAINABLE[name]:,} of them trainable" in text
